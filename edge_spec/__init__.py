@@ -1,0 +1,42 @@
+"""Lossless speculative decoding for small machines, on ONNX Runtime.
+
+The public surface is what ``__all__`` names. It is imported on first use, so that ``import edge_spec`` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_spec.errors import EdgeSpecError
+    from edge_spec.runtime.completion import Chunk, Completion
+    from edge_spec.runtime.engine import Engine, load
+    from edge_spec.runtime.sampling import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["Chunk", "Completion", "EdgeSpecError", "Engine", "SamplingParams", "load"]
+
+_HOMES = {
+    "Chunk": "edge_spec.runtime.completion",
+    "Completion": "edge_spec.runtime.completion",
+    "EdgeSpecError": "edge_spec.errors",
+    "Engine": "edge_spec.runtime.engine",
+    "SamplingParams": "edge_spec.runtime.sampling",
+    "load": "edge_spec.runtime.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,338 @@
+"""The pair bundle on disk: the one contract between the export stage and the runtime.
+
+A bundle is a folder with a ``manifest.json`` that names every other file in it. It is written into a temporary
+folder and renamed when complete, and refused on load when it is cut short, edited, or newer than this reader.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from edge_spec.errors import BundleError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+
+_FORMAT = "edge-spec pair bundle"
+_HASH_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One ONNX graph of a model and what it can do.
+
+    Attributes:
+        path: file relative to the bundle, with forward slashes.
+        tree: whether it takes positions and an attention bias, as proposal trees need.
+        hidden_taps: names of the hidden-state outputs it offers.
+    """
+
+    path: str
+    tree: bool
+    hidden_taps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArchitectureRecord:
+    """Sizes of one model. ``logits_size`` counts every column of the logits, padding ids included."""
+
+    family: str
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    logits_size: int
+    context_length: int
+    rope_theta: float
+    rope_scaled: bool
+    tied_embeddings: bool
+
+
+@dataclass(frozen=True)
+class QualityRecord:
+    """How far a written graph is from the float32 reference on a fixed text; KL in nats."""
+
+    tokens: int
+    mean_kl: float
+    p95_kl: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """One model of the pair.
+
+    Attributes:
+        source: where its weights came from, and ``source_sha256`` which weights those were.
+        recipe: storage format by layer class.
+        integer_weights: type of the w8a8 weights, ``None`` without any. ``int8`` ones are right only on
+            processors whose u8 x s8 products do not saturate.
+        quality: ``None`` when the check was skipped.
+    """
+
+    source: str
+    source_sha256: str
+    architecture: ArchitectureRecord
+    recipe: dict[str, str]
+    integer_weights: Literal["int8", "uint8"] | None
+    graphs: tuple[GraphRecord, ...]
+    quality: QualityRecord | None
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and SHA-256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything the runtime must know before it opens a graph.
+
+    Attributes:
+        device: the flavour of the graphs.
+        vocab_size: usable ids, the same for target and draft; higher columns of the logits are padding.
+        context_length: positions the target supports.
+        default_sampling: the checkpoint's own suggestion, e.g. ``{"temperature": 0.7}``.
+        files: every file of the bundle but the manifest, by relative path.
+    """
+
+    created_by: str
+    device: Literal["cpu", "cuda"]
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    special_token_ids: tuple[int, ...]
+    default_sampling: dict[str, float]
+    target: ModelRecord
+    draft: ModelRecord | None
+    files: dict[str, FileRecord]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as written to disk, digest included."""
+        body = {"format": _FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
+        return {**body, "digest": _digest(body)}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A validated bundle on disk."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Path of the tokenizer."""
+        return self.path / TOKENIZER
+
+    def chat_template(self) -> str | None:
+        """Return the chat template's source, or ``None`` if the model has none."""
+        return (self.path / CHAT_TEMPLATE).read_text("utf-8") if CHAT_TEMPLATE in self.manifest.files else None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and validate the manifest of the bundle at ``path``, without touching the other files.
+
+    Raises:
+        BundleError: there is no bundle, the manifest is damaged or edited, or it needs a newer edge-spec.
+    """
+    file = path / MANIFEST
+    if not file.is_file():
+        what = "is not a folder" if path.exists() and not path.is_dir() else f"has no {MANIFEST}"
+        what = what if path.exists() else "does not exist"
+        raise BundleError(f"{path} {what}; expected a pair bundle as written by 'edge-spec export'.")
+    try:
+        body = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise BundleError(f"{file} is not valid JSON ({error}); export the bundle again.") from None
+    if not isinstance(body, dict) or body.get("format") != _FORMAT:
+        raise BundleError(f"{file} is not the manifest of an edge-spec pair bundle.")
+    version = body.get("schema_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise BundleError(
+            f"{file} has schema version {version!r}, but this edge-spec reads up to {SCHEMA_VERSION}; "
+            "upgrade edge-spec, or export the bundle again with this version."
+        )
+    digest = body.pop("digest", None)
+    if digest != _digest(body):
+        raise BundleError(f"{file} was changed after it was written (its digest does not match); export it again.")
+    del body["format"], body["schema_version"]
+    try:
+        manifest: Manifest = _decode(Manifest, body, "manifest")
+    except ValueError as error:
+        raise BundleError(f"{file} is invalid: {error}; export the bundle again.") from None
+    return manifest
+
+
+def open_bundle(path: str | os.PathLike[str], verify: bool = True) -> Bundle:
+    """Open the bundle at ``path`` and check that its files are the ones its manifest names.
+
+    Args:
+        path: the bundle's folder.
+        verify: also compare SHA-256 hashes, which reads every byte once; sizes are always compared.
+
+    Raises:
+        BundleError: as :func:`read_manifest`, or a file is missing, cut short or edited.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    for name, record in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise BundleError(f"Bundle {folder} lacks its file {name}; copy the whole folder or export it again.")
+        size = file.stat().st_size
+        if size != record.bytes:
+            raise BundleError(
+                f"{file} has {size:,} bytes, but the manifest says {record.bytes:,}: it was cut short or replaced; "
+                "copy the whole folder again or export it again."
+            )
+        if verify and file_sha256(file) != record.sha256:
+            raise BundleError(
+                f"{file} does not have the SHA-256 its manifest names: it was edited or damaged; "
+                "copy the whole folder again or export it again."
+            )
+    return Bundle(folder, manifest)
+
+
+@contextmanager
+def new_bundle(
+    output: str | os.PathLike[str], overwrite: bool = False
+) -> Iterator[tuple[Path, Callable[[Manifest], None]]]:
+    """Give a temporary folder to fill and a function that seals it, so that ``output`` appears whole or not at all.
+
+    The function takes the manifest with ``files`` still empty, hashes every file and writes ``manifest.json``.
+
+    Raises:
+        BundleError: ``output`` exists and is in the way, the disk is full, or the folder is not writable.
+    """
+    final = Path(output)
+    _refuse_occupied(final, overwrite)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
+    except OSError as error:
+        raise _write_error(final, error) from error
+    sealed = False
+
+    def seal(manifest: Manifest) -> None:
+        nonlocal sealed
+        _seal(staging, manifest)
+        sealed = True
+
+    try:
+        yield staging, seal
+        if sealed:
+            _move_into_place(staging, final)
+    except OSError as error:
+        raise _write_error(final, error) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _seal(folder: Path, manifest: Manifest) -> None:
+    files = {
+        file.relative_to(folder).as_posix(): FileRecord(file.stat().st_size, file_sha256(file))
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+    complete = Manifest(**{**{field.name: getattr(manifest, field.name) for field in fields(manifest)}, "files": files})
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(complete.to_json(), file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    folder.chmod(0o755)
+
+
+def _refuse_occupied(final: Path, overwrite: bool) -> None:
+    if not final.exists() and not final.is_symlink():
+        return
+    if not overwrite:
+        raise BundleError(f"{final} already exists; choose another output, or ask to overwrite it.")
+    if not (final / MANIFEST).is_file() and not (final.is_dir() and not any(final.iterdir())):
+        raise BundleError(f"{final} is not a pair bundle, so it is not overwritten; choose another output.")
+
+
+def _move_into_place(staging: Path, final: Path) -> None:
+    if not final.exists():
+        staging.rename(final)
+        return
+    retired = Path(tempfile.mkdtemp(prefix=f".{final.name}.old-", dir=final.parent))
+    final.rename(retired / "bundle")
+    staging.rename(final)
+    shutil.rmtree(retired)
+
+
+def _write_error(final: Path, error: OSError) -> BundleError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BundleError(
+            f"The disk is full: {final} could not be written and nothing was left behind; free some space."
+        )
+    return BundleError(f"{final} could not be written ({error.strerror or error}); nothing was left behind.")
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """Turn parsed JSON into ``kind`` (a dataclass, container, union, literal or scalar), or raise ValueError."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        (inner,) = (option for option in arguments if option is not type(None))
+        return None if value is None else _decode(inner, value, where)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{where} is {value!r}, expected one of {arguments}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ValueError(f"{where} is not a list")
+        return tuple(_decode(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is not an object")
+        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if kind in (str, int, float, bool):
+        if not isinstance(value, (int, float) if kind is float else kind) or (
+            kind is not bool and isinstance(value, bool)
+        ):
+            raise ValueError(f"{where} is {value!r}, expected {kind.__name__}")
+        return kind(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is not an object")
+    types = get_type_hints(kind)
+    if unknown := value.keys() - types.keys():
+        raise ValueError(f"{where} has unknown entries {sorted(unknown)}")
+    if missing := types.keys() - value.keys():
+        raise ValueError(f"{where} lacks {sorted(missing)}")
+    return kind(**{name: _decode(types[name], item, f"{where}.{name}") for name, item in value.items()})

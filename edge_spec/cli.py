@@ -1,0 +1,288 @@
+"""The command line: export, run, inspect, demo.
+
+Every command imports what it needs when it runs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_spec import __version__
+from edge_spec.errors import EdgeSpecError, QualityError, RequestError
+
+if TYPE_CHECKING:
+    from edge_spec.bundle import Manifest
+    from edge_spec.runtime.completion import Completion
+
+EXIT_QUALITY = 1
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+RECIPES = ("int4", "w8a8", "fp16", "fp32")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        argv: arguments without the program's name; those of the process if ``None``.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        status: int = arguments.command(arguments)
+        sys.stdout.flush()
+    except EdgeSpecError as error:
+        print(f"edge-spec: error: {error}", file=sys.stderr)
+        return EXIT_QUALITY if isinstance(error, QualityError) else EXIT_ERROR
+    except ModuleNotFoundError as error:
+        # What 'run' needs is checked where it is imported; the rest belongs to the heavy stage.
+        if error.name is None or error.name.startswith("edge_spec"):
+            raise
+        needs = f"this needs the package {error.name!r}, which is not installed: pip install 'edge-spec[export]'"
+        print(f"edge-spec: error: {needs}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python flushes stdout once more at exit, so point it elsewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser; the parsed ``command`` is the function to call with the parsed arguments."""
+    parser = argparse.ArgumentParser(
+        prog="edge-spec",
+        description="Lossless speculative decoding for one user on a small machine.",
+        epilog="'edge-spec COMMAND --help' explains a command and shows an example.",
+    )
+    parser.add_argument("--version", action="version", version=f"edge-spec {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_export(commands)
+    _add_run(commands)
+    _add_inspect(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_export(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "export",
+        "turn a target and a draft model into a pair bundle",
+        "Turn a target and, optionally, a small draft with the same tokenizer into one pair bundle: quantized ONNX "
+        "graphs that 'edge-spec run' generates with. A model is a GGUF file, a Hugging Face folder or a hub id.",
+        "edge-spec export --target coder-1.5b.gguf --draft coder-0.5b.gguf --output coder.pair",
+        "edge-spec export --target HuggingFaceTB/SmolLM2-135M-Instruct --output smollm2.pair --recipe int4",
+    )
+    parser.add_argument("--target", required=True, metavar="MODEL", help="the model whose text is wanted")
+    parser.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the bundle's folder")
+    parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
+    parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (int4)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
+    parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    parser.set_defaults(command=_export)
+
+
+def _add_run(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "run",
+        "generate text with a bundle",
+        "Stream the answer to a prompt. The text goes to stdout, statistics go to stderr. The prompt is put into the "
+        "model's chat template when the bundle has one. Speculation changes how fast the text comes, not what the "
+        "model says: the likeliest text stays the same, sampled text follows the same distribution.",
+        "edge-spec run coder.pair 'Write a function that reverses a linked list.' --max-new-tokens 200",
+        "git diff | edge-spec run coder.pair - --system 'Write a commit message for this diff.'",
+        "edge-spec run coder.pair 'def fibonacci(n):' --raw --temperature 0.7 --seed 1 --json",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to answer, or - to read it from stdin")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message of the chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming the text")
+
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="stop after so many tokens (256)")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token (0)")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens; 0: all (0)")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of mass P (1)")
+    sampling.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest's (0)")
+    sampling.add_argument("--seed", type=int, metavar="S", help="same seed, same text")
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; can be repeated")
+
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument("--speculation", metavar="auto|off|model|lookup", help="which drafter is used (auto)")
+    speculation.add_argument("--max-draft", type=int, metavar="K", help="most tokens drafted per round")
+
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--device", metavar="auto|cpu|cuda", help="what to run on (auto: what the bundle is for)")
+    machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
+    machine.add_argument("--context", type=int, metavar="N", help="most tokens of prompt and answer together")
+    parser.set_defaults(command=_run)
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "inspect",
+        "show what is in a bundle",
+        "Show what a bundle holds: architecture, recipes, sizes, how close the graphs are to float32, file hashes.",
+        "edge-spec inspect coder.pair",
+        "edge-spec inspect coder.pair --json | jq .target.quality",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    parser.set_defaults(command=_inspect)
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "demo",
+        "generate plainly and speculatively side by side",
+        "Export a small model once, then answer a few prompts twice, without and with speculation, and compare text "
+        "and speed. Drafted tokens that were accepted are coloured.",
+        "edge-spec demo",
+        "edge-spec demo --model coder-0.5b.gguf --prompt 'Write a haiku about the sea.'",
+    )
+    parser.add_argument("--model", metavar="MODEL", help="GGUF file or hub id (SmolLM2-135M-Instruct, see make demo)")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="ask this instead; can be repeated")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="where the bundle is kept (~/.cache/edge-spec/bundles)"
+    )
+    parser.set_defaults(command=_demo)
+
+
+def _add_command(commands: Any, name: str, summary: str, description: str, *examples: str) -> argparse.ArgumentParser:
+    heading = "example" if len(examples) == 1 else "examples"
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog="\n".join([f"{heading}:", *(f"  {example}" for example in examples)]),
+        formatter_class=_Formatter,
+    )
+    return parser
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Wraps the description, but keeps the lines of the examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("example") else super()._fill_text(text, width, indent)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from edge_spec.export.pair import export_pair
+    from edge_spec.progress_bars import ProgressBars
+
+    with ProgressBars() as progress:
+        report = export_pair(
+            arguments.target,
+            arguments.draft,
+            arguments.output,
+            recipe=arguments.recipe,
+            draft_recipe=arguments.draft_recipe,
+            device=arguments.device,
+            check=not arguments.no_check,
+            overwrite=arguments.overwrite,
+            progress=progress,
+        )
+    for note in report.notes:
+        print(note, file=sys.stderr)
+    _print_manifest(report.path, report.manifest, arguments.json)
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import edge_spec
+    from edge_spec.bundle import CHAT_TEMPLATE
+
+    prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
+    with edge_spec.load(arguments.bundle, **_given(arguments, "device", "threads", "context")) as engine:
+        has_template = CHAT_TEMPLATE in engine.manifest.files
+        if arguments.system is not None and (arguments.raw or not has_template):
+            why = "--raw leaves it out" if has_template else "this bundle has none"
+            raise RequestError(f"--system needs the chat template, but {why}. Put the text into the prompt instead.")
+        if has_template and not arguments.raw:
+            system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
+            prompt = [*system, {"role": "user", "content": prompt}]
+        options = (
+            "max_new_tokens",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "seed",
+            "stop",
+            "speculation",
+            "max_draft",
+        )
+        completion = None
+        for chunk in engine.stream(prompt, **_given(arguments, *options)):
+            completion = chunk.completion
+            if not arguments.json:
+                print(chunk.text, end="", flush=True)
+    assert completion is not None
+    if arguments.json:
+        print(json.dumps(completion.to_dict(), ensure_ascii=False))
+    else:
+        print()
+        print(_statistics_text(completion), file=sys.stderr)
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from edge_spec.bundle import read_manifest
+
+    _print_manifest(arguments.bundle, read_manifest(arguments.bundle), arguments.json)
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from edge_spec.demo import run_demo
+
+    return run_demo(**_given(arguments, "model", "prompt", "max_new_tokens", "cache"))
+
+
+def _print_manifest(path: Path, manifest: Manifest, as_json: bool) -> None:
+    from edge_spec.inspection import describe_bundle
+
+    print(json.dumps(manifest.to_json(), indent=1) if as_json else describe_bundle(path, manifest))
+
+
+def _statistics_text(completion: Completion) -> str:
+    counts = completion.statistics
+    lines = [
+        f"{counts.new_tokens} tokens at {counts.tokens_per_second:.1f} tokens/s, the first after "
+        f"{counts.ttft_seconds:.2f} s for a prompt of {counts.prompt_tokens}; ended by {completion.finish_reason}"
+    ]
+    if counts.drafted:
+        lines.append(
+            f"mean accepted length {counts.mean_accepted_length:.2f} over {counts.rounds} target calls; "
+            f"{counts.accepted} of {counts.drafted} drafted tokens accepted ({counts.acceptance_rate:.0%})"
+        )
+        lines.append(
+            f"time: drafting {counts.draft_seconds:.2f} s, verifying {counts.verify_seconds:.2f} s, "
+            f"overhead {counts.overhead_seconds:.2f} s"
+        )
+    return "\n".join(lines)
+
+
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the options that were given; those that were not keep the defaults of the function they go to."""
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}

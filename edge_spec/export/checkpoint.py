@@ -1,0 +1,124 @@
+"""The one interface through which the exporter reads a checkpoint, whatever its file format."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from edge_spec.errors import CheckpointError
+from edge_spec.export.architecture import Architecture
+
+Float32Array = npt.NDArray[np.float32]
+
+_HASH_PIECE = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The text side of a checkpoint.
+
+    Attributes:
+        tokenizer: ready to encode and decode; special tokens are registered as such.
+        size: number of usable ids; ids from here up to the embedding's rows are padding nobody may sample.
+        eos_token_ids: ids that end a turn, sorted.
+        bos_token_id: id that starts a text, if the model has one.
+        special_token_ids: every control token's id, sorted.
+        chat_template: Jinja source, or ``None``.
+        named_tokens: the texts a chat template knows by name: ``bos_token``, ``eos_token``, ``unk_token``,
+            ``pad_token``, as far as the model has them.
+    """
+
+    tokenizer: Tokenizer
+    size: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    special_token_ids: tuple[int, ...]
+    chat_template: str | None
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+
+
+class Checkpoint(Protocol):
+    """A model on disk, read one tensor at a time.
+
+    Tensors go by their Hugging Face names without the ``model.`` prefix: ``embed_tokens.weight``,
+    ``layers.3.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight`` (the embedding, if they are tied).
+    Matrices are ``[out, in]``, and the rows of q and k are in the rotate-half order.
+    """
+
+    source: str
+    architecture: Architecture
+    default_sampling: Mapping[str, float]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The text side, built on first use."""
+        ...
+
+    def tensor(self, name: str) -> Float32Array:
+        """Return one tensor as float32. Raises CheckpointError if it is missing or cut short."""
+        ...
+
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
+        """Return rows ``start:stop`` of one matrix as float32, reading no more than those."""
+        ...
+
+    def sha256(self) -> str:
+        """Return a hex digest that identifies the weights."""
+        ...
+
+
+def open_checkpoint(source: str | PathLike[str]) -> Checkpoint:
+    """Open a checkpoint, wherever it lies.
+
+    Args:
+        source: a ``.gguf`` file, a Hugging Face folder, or a hub id ``owner/name``, which is downloaded.
+
+    Raises:
+        CheckpointError: nothing is there, or what is there is damaged or incomplete.
+        UnsupportedError: its architecture, tokenizer or quantization is not supported.
+    """
+    # The readers import their formats' packages, and this module's types.
+    from edge_spec.export.gguf_checkpoint import GgufCheckpoint
+    from edge_spec.export.huggingface import HuggingFaceCheckpoint, download
+
+    path = Path(source).expanduser()
+    if path.is_file():
+        if path.name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
+            raise CheckpointError(f"{path} is one file of a Hugging Face checkpoint; give its folder {path.parent}")
+        return GgufCheckpoint(path)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return HuggingFaceCheckpoint(path)
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return GgufCheckpoint(files[0])
+        found = f"{len(files)} .gguf files: name one of them" if files else "no .gguf file either"
+        raise CheckpointError(f"the folder {path} holds no config.json (a Hugging Face checkpoint) and {found}")
+    if isinstance(source, str) and path.suffix != ".gguf" and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source):
+        return HuggingFaceCheckpoint(download(source), source=source)
+    raise CheckpointError(
+        f"no checkpoint at {str(source)!r}: there is no such file or folder, and it is no hub id (owner/name) either; "
+        "give a .gguf file, a folder with config.json and safetensors, or a hub id"
+    )
+
+
+def file_sha256(paths: Iterable[Path]) -> str:
+    """Return the hex digest of the files' contents, one after the other. Raises CheckpointError if unreadable."""
+    digest = hashlib.sha256()
+    try:
+        for path in paths:
+            with path.open("rb") as file:
+                while piece := file.read(_HASH_PIECE):
+                    digest.update(piece)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename}: {error.strerror or error}") from error
+    return digest.hexdigest()

@@ -1,0 +1,296 @@
+"""Hugging Face checkpoints: a folder of config.json, safetensors and tokenizer.json, or a hub id to fetch one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from edge_spec.errors import CheckpointError, MissingDependencyError, UnsupportedError
+from edge_spec.export.architecture import Architecture, check_sizes, family_of_model_type, tensor_shapes
+from edge_spec.export.checkpoint import Float32Array, Vocabulary, file_sha256
+from edge_spec.export.metadata import Metadata
+from edge_spec.export.rope_scaling import rope_from_config
+from edge_spec.export.safetensors_file import SafetensorsFile
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DOWNLOADED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model*.safetensors",
+    _INDEX,
+)
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p")}
+
+
+class HuggingFaceCheckpoint:
+    """A folder as a checkpoint; implements :class:`~edge_spec.export.checkpoint.Checkpoint`."""
+
+    def __init__(self, folder: Path, source: str | None = None) -> None:
+        """Read the configuration and check that every tensor the architecture needs is there.
+
+        Args:
+            folder: where config.json, tokenizer.json and the weights lie.
+            source: what the checkpoint is called, if not by its folder.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, cut short or incomplete.
+            UnsupportedError: the architecture or the way the weights are stored is not supported.
+        """
+        self.source = str(folder) if source is None else source
+        self._folder = folder
+        self._config = _read_json(folder / "config.json")
+        self.architecture = _read_architecture(self._config)
+        check_sizes(self.architecture, self._config.where)
+        self._shards = _open_shards(folder)
+        self._check_tensors()
+        self._generation = _read_json(folder / "generation_config.json", required=False)
+        # Without do_sample the recommendation is to decode greedily, whatever the other values are.
+        samples = self._generation.flag("do_sample", False)
+        self.default_sampling: Mapping[str, float] = self._generation.numbers(_SAMPLING) if samples else {}
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer and what belongs to it, read on first use.
+
+        Raises:
+            CheckpointError: a file is damaged, or tokens reach beyond the embedding.
+            UnsupportedError: there is no tokenizer.json.
+        """
+        return _read_vocabulary(self._folder, self._config, self._generation, self.architecture.vocab_size)
+
+    def tensor(self, name: str) -> Float32Array:
+        """Return one tensor as float32. Raises CheckpointError if it is missing or cut short."""
+        shard, stored = self._find(name)
+        return shard.rows(stored, 0, shard.tensors[stored].shape[0])
+
+    def rows(self, name: str, start: int, stop: int) -> Float32Array:
+        """Return rows ``start:stop`` of one matrix as float32, reading no more than those."""
+        shard, stored = self._find(name)
+        if not 0 <= start <= stop <= shard.tensors[stored].shape[0]:
+            raise ValueError(f"rows {start}:{stop} of {name!r}, which has {shard.tensors[stored].shape[0]}")
+        return shard.rows(stored, start, stop)
+
+    def sha256(self) -> str:
+        """Return the hex digest of the weight files' contents, in the order of their names."""
+        return file_sha256(sorted({shard.path for shard in self._shards.values()}))
+
+    def _find(self, name: str) -> tuple[SafetensorsFile, str]:
+        """Return the shard that holds a tensor, and the tensor's name in there."""
+        if name == "lm_head.weight" and self.architecture.tied_embeddings:
+            name = "embed_tokens.weight"
+        # The bare name is that of a checkpoint saved without its head.
+        for stored in ("model." + name, name):
+            if stored in self._shards:
+                return self._shards[stored], stored
+        raise CheckpointError(f"{self.source} lacks tensor {'model.' + name!r}; download or save the checkpoint again")
+
+    def _check_tensors(self) -> None:
+        for name, expected in tensor_shapes(self.architecture).items():
+            shard, stored = self._find(name)
+            shape = shard.tensors[stored].shape
+            if shape != expected:
+                raise CheckpointError(f"{shard.path}: tensor {stored!r} has shape {shape}, expected {expected}")
+            shard.require_readable(stored)
+
+
+def download(hub_id: str) -> Path:
+    """Fetch a checkpoint from the Hugging Face hub, or find it in the local cache, and return its folder.
+
+    Raises:
+        CheckpointError: the id is unknown, access is refused, or there is no network and no cached copy.
+        MissingDependencyError: huggingface-hub is not installed.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"fetching {hub_id!r} needs huggingface-hub: pip install 'edge-spec[export]'"
+        ) from error
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(_DOWNLOADED)))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{hub_id!r} is gated: accept its terms on huggingface.co, then log in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"no checkpoint {hub_id!r}: it is neither a local path nor a public model on the Hugging Face hub; check "
+            "the spelling, or log in with `hf auth login` if it is private"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"no checkpoint {hub_id!r}: it is neither a local path nor in the local cache, and the Hugging Face hub "
+            "cannot be reached; check the network, or give a local folder or .gguf file"
+        ) from error
+    except Exception as error:  # the hub's client lets many kinds of network and HTTP errors through
+        raise CheckpointError(f"cannot fetch {hub_id!r} from the Hugging Face hub: {error}") from error
+
+
+def _read_json(path: Path, *, required: bool = True) -> Metadata:
+    """Return the object in a JSON file; an absent one is empty unless it is required."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise CheckpointError(f"{path} is missing; a Hugging Face checkpoint needs it") from None
+        values = {}
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds no JSON object; download it again")
+    return Metadata(values, str(path))
+
+
+def _read_architecture(config: Metadata) -> Architecture:
+    family = family_of_model_type(config.text("model_type"), config.where)
+    if config.get("quantization_config"):
+        raise UnsupportedError(
+            f"{config.where}: the checkpoint is quantized (quantization_config); give the original one in bfloat16, "
+            "float16 or float32, or a GGUF file"
+        )
+    activation = config.text("hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedError(f"{config.where}: hidden_act {activation!r} is not supported; supported is silu")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    context = config.integer("max_position_embeddings")
+    _refuse_sliding_window(config, context)
+    head_size = config.integer("head_dim", max(1, hidden // heads))
+    attention_bias = config.flag("attention_bias", False)
+    return Architecture(
+        family=family.name,
+        layers=config.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size"),
+        heads=heads,
+        kv_heads=config.integer("num_key_value_heads", heads),
+        head_size=head_size,
+        vocab_size=config.integer("vocab_size"),
+        context_length=context,
+        norm_epsilon=config.number("rms_norm_eps"),
+        rope=rope_from_config(config, head_size),
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        qkv_bias=family.qkv_bias or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=config.flag("mlp_bias", False),
+    )
+
+
+def _refuse_sliding_window(config: Metadata, context: int) -> None:
+    # Mistral slides unless told not to, Qwen2 only if told so; newer configurations list every layer's kind.
+    slides = config.get("model_type") == "mistral" or config.flag("use_sliding_window", False)
+    window = config.get("sliding_window", 4096)
+    layer_types = config.get("layer_types")
+    if isinstance(layer_types, list):
+        slides = any(kind != "full_attention" for kind in layer_types)
+    if slides and isinstance(window, int) and window < context:
+        raise UnsupportedError(
+            f"{config.where}: sliding-window attention ({window} of {context} positions) is not supported"
+        )
+
+
+def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
+    """Return the shard of every tensor, by the tensor's name in there."""
+    if (folder / _INDEX).is_file():
+        index = _read_json(folder / _INDEX)
+        places = index.get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+            raise CheckpointError(f"{index.where} holds no weight_map from tensors to files; download it again")
+        shards = {}
+        for file in sorted(set(places.values())):
+            if Path(file).name != file:
+                raise CheckpointError(f"{index.where} names the shard {file!r} outside its folder")
+            if not (folder / file).is_file():
+                raise CheckpointError(f"{index.where} names the shard {file!r}, which is missing; download it again")
+            shards[file] = SafetensorsFile(folder / file)
+        for name, file in places.items():
+            if name not in shards[file].tensors:
+                raise CheckpointError(f"{shards[file].path} lacks tensor {name!r}, which {_INDEX} places there")
+        return {name: shards[file] for name, file in places.items()}
+    if (folder / _WEIGHTS).is_file():
+        shard = SafetensorsFile(folder / _WEIGHTS)
+        return dict.fromkeys(shard.tensors, shard)
+    hint = ""
+    if any(folder.glob("pytorch_model*.bin")):
+        hint = "; it has PyTorch .bin weights: load and save it with transformers to convert them"
+    raise CheckpointError(f"{folder} holds neither {_WEIGHTS} nor {_INDEX}{hint}")
+
+
+def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embedding_rows: int) -> Vocabulary:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedError(
+            f"{path} is missing; load the tokenizer with transformers (AutoTokenizer) and save it to write one"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing more specific
+        raise CheckpointError(f"{path} is no tokenizer ({error}); download it again") from error
+    # What training or a batch needed must not cut or pad a prompt.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if not 0 < size <= embedding_rows:
+        raise CheckpointError(f"{path} has {size} tokens, but the embedding has {embedding_rows} rows")
+    settings = _read_json(folder / "tokenizer_config.json", required=False)
+    named = dict(_named_tokens(settings))
+    ids = {name: tokenizer.token_to_id(text) for name, text in named.items()}
+    ends = {*_token_ids(generation, "eos_token_id", size), *_token_ids(config, "eos_token_id", size)}
+    if (eos := ids.get("eos_token")) is not None:
+        ends.add(eos)
+    bos = ids.get("bos_token")
+    if bos is None:
+        bos = next(iter(_token_ids(config, "bos_token_id", size)), None)
+    special = (index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    return Vocabulary(
+        tokenizer=tokenizer,
+        size=size,
+        eos_token_ids=tuple(sorted(ends)),
+        bos_token_id=bos,
+        special_token_ids=tuple(sorted(special)),
+        chat_template=_read_chat_template(folder, settings),
+        named_tokens=named,
+    )
+
+
+def _token_ids(values: Metadata, key: str, size: int) -> list[int]:
+    """Return the ids under a key that holds one id, a list of them, or nothing."""
+    found = values.get(key)
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    for index in ids:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
+            raise CheckpointError(f"{values.where}: {key} names {index!r}, expected token ids from 0 to {size - 1}")
+    return ids
+
+
+def _named_tokens(settings: Metadata) -> Iterator[tuple[str, str]]:
+    for name in _NAMED_TOKENS:
+        value = settings.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            yield name, text
+
+
+def _read_chat_template(folder: Path, settings: Metadata) -> str | None:
+    path = folder / "chat_template.jinja"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several named templates
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

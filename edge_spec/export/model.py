@@ -1,0 +1,167 @@
+"""Exports one model: streams its layers from the checkpoint into a weight file, then writes the graphs over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edge_spec.bundle import ArchitectureRecord, GraphRecord, ModelRecord
+from edge_spec.export.architecture import Architecture
+from edge_spec.export.checkpoint import Checkpoint
+from edge_spec.export.decoder import read_layer
+from edge_spec.export.graph import build_graph
+from edge_spec.export.packing import PackedModel, Packer
+from edge_spec.export.progress import Progress
+from edge_spec.export.quality import MAX_TOKENS, TEXT, compare, graph_logits, require_quality
+from edge_spec.export.recipe import Device, Recipe
+from edge_spec.export.reference import Float32Reference
+from edge_spec.export.rope import rotary_tables
+from edge_spec.export.weights import open_weight_file
+from edge_spec.processor import integer_products_saturate
+
+Float32Array = npt.NDArray[np.float32]
+
+WEIGHTS = "model.onnx.data"
+
+
+@dataclass(frozen=True)
+class _GraphFile:
+    name: str
+    tree: bool
+
+
+# On CPU the bias costs nothing, so one graph does both; on CUDA it takes the slower attention kernel.
+_GRAPH_FILES: dict[Device, tuple[_GraphFile, ...]] = {
+    "cpu": (_GraphFile("model.onnx", tree=True),),
+    "cuda": (_GraphFile("model.onnx", tree=False), _GraphFile("model_tree.onnx", tree=True)),
+}
+
+
+def export_model(
+    checkpoint: Checkpoint, folder: Path, recipe: Recipe, device: Device, check: bool, progress: Progress
+) -> ModelRecord:
+    """Write one model's graphs and weights into ``folder`` and describe them.
+
+    Args:
+        checkpoint: where the weights come from.
+        folder: created; its name labels the progress reports.
+        recipe: storage format of each layer class.
+        device: flavour of the graphs.
+        check: compare the written graph with the float32 reference.
+        progress: told about every layer.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+        QualityError: the written graph strays too far from the reference.
+    """
+    folder.mkdir()
+    text_ids = _text_ids(checkpoint) if check else None
+    signed_integers = not integer_products_saturate()
+    with open_weight_file(folder / WEIGHTS) as weights:
+        packer = Packer(weights, recipe, device, signed_integers)
+        model, reference_logits = _pack(checkpoint, packer, text_ids, f"export {folder.name}", progress)
+    for file in _GRAPH_FILES[device]:
+        ir.save(build_graph(checkpoint.architecture, model, device, file.tree), folder / file.name)
+
+    quality = None
+    if text_ids is not None and reference_logits is not None:
+        progress(f"check {folder.name}", 0, 1)
+        logits = graph_logits(folder / _GRAPH_FILES[device][0].name, checkpoint.architecture, text_ids)
+        usable = checkpoint.vocabulary.size
+        quality = compare(logits[:, :usable], reference_logits[:, :usable])
+        require_quality(quality, recipe, checkpoint.source)
+        progress(f"check {folder.name}", 1, 1)
+
+    has_integers = "w8a8" in recipe.to_dict().values()
+    return ModelRecord(
+        source=checkpoint.source,
+        source_sha256=checkpoint.sha256(),
+        architecture=_describe(checkpoint.architecture),
+        recipe=recipe.to_dict(),
+        integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
+        graphs=tuple(GraphRecord(f"{folder.name}/{file.name}", file.tree) for file in _GRAPH_FILES[device]),
+        quality=quality,
+    )
+
+
+def _pack(
+    checkpoint: Checkpoint,
+    packer: Packer,
+    text_ids: npt.NDArray[np.int64] | None,
+    stage: str,
+    progress: Progress,
+) -> tuple[PackedModel, Float32Array | None]:
+    """Stream the checkpoint through the packer and, if a text is given, through the float32 reference."""
+    facts = checkpoint.architecture
+    steps = facts.layers + 2
+    reference = None
+    if text_ids is not None:
+        reference = Float32Reference(facts, _embed(checkpoint, text_ids))
+
+    layers = []
+    for index in range(facts.layers):
+        progress(stage, index, steps)
+        layer = read_layer(checkpoint, index)
+        if reference is not None:
+            reference.run_layer(layer)
+        layers.append(packer.layer(index, layer))
+    progress(stage, facts.layers, steps)
+
+    final_norm = checkpoint.tensor("norm.weight")
+    hidden = None if reference is None else reference.final_hidden(final_norm)
+    logits = None if hidden is None else np.empty((len(hidden), facts.vocab_size), np.float32)
+    head_name = "embed_tokens.weight" if facts.tied_embeddings else "lm_head.weight"
+
+    def read_head_rows(start: int, stop: int) -> Float32Array:
+        rows = checkpoint.rows(head_name, start, stop)
+        if hidden is not None and logits is not None:
+            np.matmul(hidden, rows.T, out=logits[:, start:stop])
+        return rows
+
+    def read_embedding_rows(start: int, stop: int) -> Float32Array:
+        return checkpoint.rows("embed_tokens.weight", start, stop)
+
+    vocabulary_shape = (facts.vocab_size, facts.hidden_size)
+    lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
+    progress(stage, facts.layers + 1, steps)
+    embedding = packer.embedding(vocabulary_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
+    cos, sin = rotary_tables(facts.rope, facts.head_size, facts.context_length)
+    model = PackedModel(
+        embedding=embedding,
+        rotary=(packer.vector("rotary_cos", cos), packer.vector("rotary_sin", sin)),
+        layers=tuple(layers),
+        final_norm=packer.vector("final_norm", final_norm),
+        lm_head=lm_head,
+    )
+    progress(stage, steps, steps)
+    return model, logits
+
+
+def _text_ids(checkpoint: Checkpoint) -> npt.NDArray[np.int64]:
+    ids = checkpoint.vocabulary.tokenizer.encode(TEXT).ids[: min(MAX_TOKENS, checkpoint.architecture.context_length)]
+    return np.array(ids, np.int64)
+
+
+def _embed(checkpoint: Checkpoint, token_ids: npt.NDArray[np.int64]) -> Float32Array:
+    return np.concatenate([checkpoint.rows("embed_tokens.weight", int(token), int(token) + 1) for token in token_ids])
+
+
+def _describe(facts: Architecture) -> ArchitectureRecord:
+    return ArchitectureRecord(
+        family=facts.family,
+        layers=facts.layers,
+        hidden_size=facts.hidden_size,
+        intermediate_size=facts.intermediate_size,
+        heads=facts.heads,
+        kv_heads=facts.kv_heads,
+        head_size=facts.head_size,
+        logits_size=facts.vocab_size,
+        context_length=facts.context_length,
+        rope_theta=facts.rope.theta,
+        rope_scaled=facts.rope.frequency_factors is not None,
+        tied_embeddings=facts.tied_embeddings,
+    )

@@ -1,0 +1,188 @@
+"""Matrices and layers in their storage format: quantized once, written once, used by every graph of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edge_spec.export.decoder import DecoderLayer
+from edge_spec.export.quantize import BLOCK_SIZE, quantize_blocks, quantize_blocks_with_zero_points, quantize_channels
+from edge_spec.export.recipe import Device, EmbeddingFormat, MatrixFormat, Recipe
+from edge_spec.export.weights import WeightFile
+
+Float32Array = npt.NDArray[np.float32]
+ReadRows = Callable[[int, int], Float32Array]
+Parts = dict[str, npt.NDArray[Any]]
+
+# Rows quantized at a time: bounds the float32 temporaries of a 150k-row vocabulary matrix.
+_ROWS_AT_ONCE = 4096
+
+_FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16}
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A linear map [inputs -> outputs] as stored.
+
+    Attributes:
+        tensors: ``weight``, for the quantized formats also ``scale``, and for int4 perhaps ``zero_point``.
+    """
+
+    format: MatrixFormat
+    inputs: int
+    outputs: int
+    tensors: Mapping[str, ir.TensorProtocol]
+
+
+@dataclass(frozen=True)
+class PackedEmbedding:
+    """The token embedding as stored, one token per row; tensors as in :class:`PackedMatrix`."""
+
+    format: EmbeddingFormat
+    hidden_size: int
+    tensors: Mapping[str, ir.TensorProtocol]
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """One decoder layer as stored; vectors are in the graph's compute type."""
+
+    input_norm: ir.TensorProtocol
+    qkv: PackedMatrix
+    qkv_bias: ir.TensorProtocol | None
+    output: PackedMatrix
+    output_bias: ir.TensorProtocol | None
+    mlp_norm: ir.TensorProtocol
+    gate_up: PackedMatrix
+    gate_up_bias: ir.TensorProtocol | None
+    down: PackedMatrix
+    down_bias: ir.TensorProtocol | None
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A whole model as stored; ``rotary`` holds the cos and sin tables, compute type [context, head_size / 2]."""
+
+    embedding: PackedEmbedding
+    rotary: tuple[ir.TensorProtocol, ir.TensorProtocol]
+    layers: tuple[PackedLayer, ...]
+    final_norm: ir.TensorProtocol
+    lm_head: PackedMatrix
+
+
+class Packer:
+    """Quantizes float32 weights by one recipe and appends them to the model's weight file."""
+
+    def __init__(self, weights: WeightFile, recipe: Recipe, device: Device, signed_integers: bool) -> None:
+        """Pack for one model.
+
+        Args:
+            weights: file that receives the bytes.
+            recipe: format of each layer class.
+            device: decides the compute type (of vectors and scales), and whether int4 blocks have zero points:
+                CUDA's kernel for several rows takes symmetric ones only.
+            signed_integers: whether w8a8 weights are int8 rather than uint8 around 128.
+        """
+        self._weights = weights
+        self._recipe = recipe
+        self._compute_dtype = np.float32 if device == "cpu" else np.float16
+        self._zero_points = device == "cpu"
+        self._signed_integers = signed_integers
+
+    def vector(self, name: str, values: Float32Array) -> ir.TensorProtocol:
+        """Store a norm gain, a bias or a table in the compute type."""
+        return self._weights.append(name, values.astype(self._compute_dtype))
+
+    def layer(self, index: int, layer: DecoderLayer) -> PackedLayer:
+        """Store one decoder layer."""
+        prefix = f"layers.{index}."
+
+        def matrix(name: str, weight: Float32Array, storage: MatrixFormat) -> PackedMatrix:
+            return self._matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage)
+
+        def bias(name: str, values: Float32Array | None) -> ir.TensorProtocol | None:
+            return None if values is None else self.vector(f"{prefix}{name}.bias", values)
+
+        recipe = self._recipe
+        return PackedLayer(
+            input_norm=self.vector(prefix + "input_norm", layer.input_norm),
+            qkv=matrix("qkv", layer.qkv, recipe.attention),
+            qkv_bias=bias("qkv", layer.qkv_bias),
+            output=matrix("output", layer.output, recipe.attention),
+            output_bias=bias("output", layer.output_bias),
+            mlp_norm=self.vector(prefix + "mlp_norm", layer.mlp_norm),
+            gate_up=matrix("gate_up", layer.gate_up, recipe.mlp_up),
+            gate_up_bias=bias("gate_up", layer.gate_up_bias),
+            down=matrix("down", layer.down, recipe.mlp_down),
+            down_bias=bias("down", layer.down_bias),
+        )
+
+    def lm_head(self, shape: tuple[int, int], read_rows: ReadRows) -> PackedMatrix:
+        """Store the output projection [vocab, hidden], reading a few thousand rows at a time."""
+        return self._matrix("lm_head", shape, read_rows, self._recipe.lm_head)
+
+    def embedding(
+        self, shape: tuple[int, int], read_rows: ReadRows, tied_lm_head: PackedMatrix | None
+    ) -> PackedEmbedding:
+        """Store the embedding [vocab, hidden]; where lm_head is tied and holds the same blocks, share its bytes."""
+        storage = self._recipe.embedding
+        vocab_size, hidden_size = shape
+        if tied_lm_head is not None and storage == tied_lm_head.format == "int4" and hidden_size % BLOCK_SIZE == 0:
+            weight = tied_lm_head.tensors["weight"]
+            assert isinstance(weight, ir.ExternalTensor)  # everything packed lies in the weight file
+            flat = self._weights.alias(weight, "embedding.weight", (vocab_size, hidden_size // 2))
+            return PackedEmbedding(storage, hidden_size, {**tied_lm_head.tensors, "weight": flat})
+
+        def quantize(rows: Float32Array) -> Parts:
+            if storage in ("fp32", "fp16"):
+                return {"weight": rows.astype(_FLOAT_TYPES[storage])}
+            if storage == "int8":
+                return dict(zip(("weight", "scale"), quantize_blocks(rows, 8), strict=True))
+            return self._int4(rows)
+
+        parts = _concatenate([quantize(rows) for rows in _row_blocks(vocab_size, read_rows)], axis=0)
+        parts["weight"] = parts["weight"].reshape(vocab_size, -1)
+        return PackedEmbedding(storage, hidden_size, self._append("embedding", parts))
+
+    def _matrix(self, name: str, shape: tuple[int, ...], read_rows: ReadRows, storage: MatrixFormat) -> PackedMatrix:
+        outputs, inputs = shape
+
+        def quantize(rows: Float32Array) -> Parts:
+            if storage == "int4":
+                return self._int4(rows)
+            if storage == "w8a8":
+                return dict(zip(("weight", "scale"), quantize_channels(rows, self._signed_integers), strict=True))
+            return {"weight": rows.T.astype(_FLOAT_TYPES[storage])}
+
+        # Weights multiply from the right, so that outputs are columns; int4 kernels want them as rows.
+        axis = 0 if storage == "int4" else -1
+        parts = _concatenate([quantize(rows) for rows in _row_blocks(outputs, read_rows)], axis)
+        return PackedMatrix(storage, inputs, outputs, self._append(name, parts))
+
+    def _int4(self, rows: Float32Array) -> Parts:
+        if self._zero_points:
+            return dict(zip(("weight", "scale", "zero_point"), quantize_blocks_with_zero_points(rows), strict=True))
+        return dict(zip(("weight", "scale"), quantize_blocks(rows, 4), strict=True))
+
+    def _append(self, name: str, parts: Parts) -> dict[str, ir.TensorProtocol]:
+        """Write the parts of a matrix; scales are in the compute type."""
+        return {
+            part: self.vector(f"{name}.{part}", array)
+            if part == "scale"
+            else self._weights.append(f"{name}.{part}", array)
+            for part, array in parts.items()
+        }
+
+
+def _concatenate(blocks: Sequence[Parts], axis: int) -> Parts:
+    return {part: np.concatenate([block[part] for block in blocks], axis=axis) for part in blocks[0]}
+
+
+def _row_blocks(rows: int, read_rows: ReadRows) -> Iterator[Float32Array]:
+    for start in range(0, rows, _ROWS_AT_ONCE):
+        yield read_rows(start, min(start + _ROWS_AT_ONCE, rows))

@@ -1,0 +1,134 @@
+"""Exports a target, alone or with its draft, to a pair bundle."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import edge_spec
+from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, new_bundle, read_manifest
+from edge_spec.errors import EdgeSpecError, PairError
+from edge_spec.export.checkpoint import Checkpoint, Vocabulary, open_checkpoint
+from edge_spec.export.model import export_model
+from edge_spec.export.progress import Progress, silent
+from edge_spec.export.quality import TEXT
+from edge_spec.export.recipe import DEFAULT_RECIPES, Device, find_recipe
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export did.
+
+    Attributes:
+        path: the finished bundle.
+        manifest: its manifest.
+        notes: decisions a person should know of, one sentence each.
+    """
+
+    path: Path
+    manifest: Manifest
+    notes: tuple[str, ...]
+
+
+def export_pair(
+    target: str | os.PathLike[str],
+    draft: str | os.PathLike[str] | None,
+    output: str | os.PathLike[str],
+    *,
+    recipe: str | None = None,
+    draft_recipe: str | None = None,
+    device: Device = "cpu",
+    check: bool = True,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> ExportReport:
+    """Export ``target`` and ``draft`` to a bundle at ``output``; on any error nothing is left there.
+
+    Args:
+        target: a GGUF file, a Hugging Face folder or a hub id.
+        draft: likewise, or ``None`` for a target alone.
+        output: folder of the new bundle.
+        recipe: name of the target's quantization recipe; ``None`` picks the device's default.
+        draft_recipe: the draft's, likewise.
+        device: ``"cpu"`` or ``"cuda"``, the flavour of the graphs.
+        check: compare each written graph with a float32 reference on a fixed text.
+        overwrite: replace a bundle that is already at ``output``.
+        progress: told how far the export is.
+
+    Raises:
+        CheckpointError: a source is missing, damaged or not supported.
+        PairError: the two models do not share a tokenizer.
+        QualityError: a written graph strays too far from the reference.
+        BundleError: ``output`` is in the way or cannot be written.
+    """
+    if device not in DEFAULT_RECIPES:
+        raise EdgeSpecError(f"Unknown device {device!r}; expected one of {', '.join(DEFAULT_RECIPES)}.")
+    default_target, default_draft = DEFAULT_RECIPES[device]
+    target_recipe = find_recipe(recipe or default_target, device)
+    chosen_draft_recipe = find_recipe(draft_recipe or default_draft, device)
+    with new_bundle(output, overwrite) as (folder, seal):
+        target_checkpoint = open_checkpoint(target)
+        draft_checkpoint = None if draft is None else open_checkpoint(draft)
+        vocab_size, notes = _common_vocabulary(target_checkpoint, draft_checkpoint)
+        vocabulary = target_checkpoint.vocabulary
+        vocabulary.tokenizer.save(str(folder / TOKENIZER))
+        if vocabulary.chat_template is not None:
+            (folder / CHAT_TEMPLATE).write_text(vocabulary.chat_template, "utf-8")
+        target_record = export_model(target_checkpoint, folder / "target", target_recipe, device, check, progress)
+        draft_record = None
+        if draft_checkpoint is not None:
+            draft_record = export_model(
+                draft_checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress
+            )
+        progress("seal", 0, 1)
+        seal(
+            Manifest(
+                created_by=f"edge-spec {edge_spec.__version__}",
+                device=device,
+                vocab_size=vocab_size,
+                context_length=target_checkpoint.architecture.context_length,
+                eos_token_ids=vocabulary.eos_token_ids,
+                bos_token_id=vocabulary.bos_token_id,
+                special_token_ids=vocabulary.special_token_ids,
+                default_sampling=dict(target_checkpoint.default_sampling),
+                target=target_record,
+                draft=draft_record,
+                files={},
+            )
+        )
+        progress("seal", 1, 1)
+    return ExportReport(Path(output), read_manifest(Path(output)), notes)
+
+
+def _common_vocabulary(target: Checkpoint, draft: Checkpoint | None) -> tuple[int, tuple[str, ...]]:
+    """Return the number of ids both models may use, and what there is to say about it."""
+    rows = target.architecture.vocab_size
+    size = min(target.vocabulary.size, rows)
+    notes = []
+    if draft is not None:
+        _require_same_tokenizer(target.vocabulary, draft.vocabulary)
+        notes.append(f"Target and draft share one tokenizer of {target.vocabulary.size:,} ids.")
+        draft_rows = draft.architecture.vocab_size
+        if draft_rows != rows:
+            notes.append(f"Their vocabularies are padded to {rows:,} and {draft_rows:,} rows; the shorter one wins.")
+        size = min(size, draft_rows)
+    if size < rows:
+        notes.append(f"Ids {size:,} to {rows - 1:,} are padding and are never sampled.")
+    return size, tuple(notes)
+
+
+def _require_same_tokenizer(target: Vocabulary, draft: Vocabulary) -> None:
+    theirs, ours = (vocabulary.tokenizer.get_vocab(with_added_tokens=True) for vocabulary in (draft, target))
+    if theirs != ours:
+        differing = min({ours.get(token, theirs.get(token, 0)) for token, _ in ours.items() ^ theirs.items()})
+        raise PairError(
+            f"Target and draft have different tokenizers: {len(ours):,} and {len(theirs):,} tokens, the first "
+            f"difference at id {differing} ({target.tokenizer.id_to_token(differing)!r} and "
+            f"{draft.tokenizer.id_to_token(differing)!r}). Choose a draft of the target's own model family."
+        )
+    if target.tokenizer.encode(TEXT).ids != draft.tokenizer.encode(TEXT).ids:
+        raise PairError(
+            "Target and draft have the same tokens but split text differently. "
+            "Choose a draft of the target's own model family."
+        )

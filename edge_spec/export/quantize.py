@@ -1,0 +1,102 @@
+"""Quantization as pure functions of arrays: what a float32 matrix becomes in each storage format."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+
+BLOCK_SIZE = 32
+
+
+def quantize_channels(
+    weight: Float32Array, signed: bool
+) -> tuple[npt.NDArray[np.int8] | npt.NDArray[np.uint8], Float32Array]:
+    """Quantize a matrix symmetrically to 8 bits, one scale per output channel.
+
+    Args:
+        weight: float32 [out, in].
+        signed: int8 around 0, or uint8 around 128. Both hold the same values.
+
+    Returns:
+        Integers [in, out] and float32 scales [out].
+    """
+    scale = np.maximum(np.abs(weight).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
+    integers = np.rint(weight / scale[:, None])
+    if not signed:
+        integers += 128
+    dtype = np.int8 if signed else np.uint8
+    return np.ascontiguousarray(integers.astype(dtype).T), scale.astype(np.float32)
+
+
+def quantize_blocks(weight: Float32Array, bits: Literal[4, 8]) -> tuple[UInt8Array, Float32Array]:
+    """Quantize a matrix symmetrically in blocks of 32 along the input, around the middle of the unsigned range.
+
+    The value of largest magnitude in a block lands on the bottom of the range, which has one step more than
+    the top.
+
+    Args:
+        weight: float32 [out, in].
+        bits: 4 or 8.
+
+    Returns:
+        uint8 [out, blocks, 32 * bits / 8], packed as by :func:`pack_nibbles`, and float32 scales [out, blocks].
+    """
+    grouped = _blocks(weight)
+    middle = 1 << (bits - 1)
+    highest, lowest = grouped.max(axis=2), grouped.min(axis=2)
+    extreme = np.where(highest > -lowest, highest, lowest)
+    scale = (extreme / np.float32(-middle)).astype(np.float32)
+    integers = _round_to_grid(grouped, scale, np.float32(middle), 2 * middle - 1)
+    return (pack_nibbles(integers) if bits == 4 else integers), scale
+
+
+def quantize_blocks_with_zero_points(weight: Float32Array) -> tuple[UInt8Array, Float32Array, UInt8Array]:
+    """Quantize a matrix to 4 bits in blocks of 32 along the input, each block with a scale and a zero point.
+
+    The grid of a block spans its values and zero, which itself is on the grid.
+
+    Args:
+        weight: float32 [out, in].
+
+    Returns:
+        uint8 [out, blocks, 16], float32 scales [out, blocks], uint8 zero points [out, ceil(blocks / 2)]; nibbles
+        packed as by :func:`pack_nibbles`.
+    """
+    grouped = _blocks(weight)
+    highest, lowest = np.maximum(grouped.max(axis=2), 0), np.minimum(grouped.min(axis=2), 0)
+    scale = ((highest - lowest) / np.float32(15)).astype(np.float32)
+    zero_point = np.rint(np.divide(-lowest, scale, out=np.zeros_like(scale), where=scale != 0))
+    integers = _round_to_grid(grouped, scale, zero_point[:, :, None], 15)
+    zero_points = zero_point.astype(np.uint8)
+    if zero_points.shape[1] % 2:
+        zero_points = np.pad(zero_points, ((0, 0), (0, 1)))
+    return pack_nibbles(integers), scale, pack_nibbles(zero_points)
+
+
+def pack_nibbles(values: UInt8Array) -> UInt8Array:
+    """Pack pairs of 4-bit values along the last axis into bytes, the first of a pair in the low half."""
+    return np.bitwise_or(values[..., 0::2], np.left_shift(values[..., 1::2], np.uint8(4)))
+
+
+def _blocks(weight: Float32Array) -> Float32Array:
+    """View a matrix [out, in] as [out, blocks, 32], padding the input with zeros to whole blocks."""
+    rows, columns = weight.shape
+    if columns % BLOCK_SIZE:
+        weight = np.pad(weight, ((0, 0), (0, BLOCK_SIZE - columns % BLOCK_SIZE)))
+    return weight.reshape(rows, -1, BLOCK_SIZE)
+
+
+def _round_to_grid(
+    grouped: Float32Array, scale: Float32Array, zero_point: Float32Array | np.float32, highest: int
+) -> UInt8Array:
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    integers = grouped * inverse[:, :, None]
+    np.rint(integers, out=integers)
+    integers += zero_point
+    np.clip(integers, 0, highest, out=integers)
+    return integers.astype(np.uint8)

@@ -1,0 +1,96 @@
+"""What is in a bundle, as text for a person: read from the manifest alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge_spec.bundle import CHAT_TEMPLATE, FileRecord, Manifest, ModelRecord
+
+_LABEL = 17
+_CACHE_ITEM_BYTES = {"cpu": 4, "cuda": 2}
+
+
+def describe_bundle(path: Path, manifest: Manifest) -> str:
+    """Return sizes, recipes, quality and file hashes of the bundle at ``path``, a line each."""
+    lines = [f"{path}: pair bundle for {manifest.device}, {size_text(_total(manifest))}, made by {manifest.created_by}"]
+    lines += _fields(_vocabulary(manifest))
+    for role, model in (("target", manifest.target), ("draft", manifest.draft)):
+        lines += ["", f"{role}: {'none' if model is None else model.source}"]
+        if model is not None:
+            lines += _fields(_model(role, model, manifest))
+    lines += ["", "files:"]
+    lines += _files(manifest.files)
+    return "\n".join(lines)
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes in the largest binary unit that keeps it at 1 or above, e.g. ``1.75 GiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def _vocabulary(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    ends = ", ".join(map(str, manifest.eos_token_ids)) or "none"
+    start = "none" if manifest.bos_token_id is None else str(manifest.bos_token_id)
+    yield (
+        "vocabulary",
+        f"{manifest.vocab_size:,} ids, {len(manifest.special_token_ids)} special; BOS {start}, EOS {ends}",
+    )
+    yield "context", f"{manifest.context_length:,} tokens"
+    yield "chat template", "yes" if CHAT_TEMPLATE in manifest.files else "no"
+    if manifest.default_sampling:
+        yield "suggested", ", ".join(f"{name} {value:g}" for name, value in manifest.default_sampling.items())
+
+
+def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    facts = model.architecture
+    embeddings = "tied" if facts.tied_embeddings else "separate"
+    scaling = " (scaled)" if facts.rope_scaled else ""
+    sizes = f"{facts.layers} layers, hidden size {facts.hidden_size}, MLP {facts.intermediate_size}"
+    heads = f"{facts.heads} heads of {facts.head_size} on {facts.kv_heads} KV heads"
+    yield "architecture", f"{facts.family}: {sizes}"
+    yield "attention", f"{heads}, RoPE base {facts.rope_theta:g}{scaling}"
+    yield "embeddings", f"{embeddings}, {facts.logits_size:,} rows"
+    yield "recipe", _recipe(model)
+    stored = f", w8a8 ones as {model.integer_weights}" if model.integer_weights else ""
+    yield "weights", size_text(_total(manifest, f"{role}/")) + stored
+    cache = 2 * facts.layers * facts.kv_heads * facts.head_size * _CACHE_ITEM_BYTES[manifest.device]
+    yield "KV cache", f"{size_text(cache)} per token"
+    for graph in model.graphs:
+        yield "graph", f"{graph.path}, verifies {'chains and trees' if graph.tree else 'chains'}"
+    yield "quality", _quality(model)
+    yield "source SHA-256", model.source_sha256
+
+
+def _recipe(model: ModelRecord) -> str:
+    layers = ", ".join(f"{layer} {form}" for layer, form in model.recipe.items() if layer != "name")
+    return f"{model.recipe.get('name', 'own')}: {layers}"
+
+
+def _quality(model: ModelRecord) -> str:
+    quality = model.quality
+    if quality is None:
+        return "not checked"
+    return (
+        f"KL to float32 {quality.mean_kl:.4f} mean, {quality.p95_kl:.4f} p95 nats; "
+        f"same likeliest token {quality.top1_agreement:.1%} of {quality.tokens}"
+    )
+
+
+def _files(files: dict[str, FileRecord]) -> Iterator[str]:
+    width = max(map(len, files), default=0)
+    for name, record in sorted(files.items()):
+        yield f"  {name:<{width}}  {size_text(record.bytes):>10}  {record.sha256}"
+
+
+def _fields(pairs: Iterator[tuple[str, str]]) -> Iterator[str]:
+    return (f"  {label:<{_LABEL}}{value}" for label, value in pairs)
+
+
+def _total(manifest: Manifest, prefix: str = "") -> int:
+    return sum(record.bytes for name, record in manifest.files.items() if name.startswith(prefix))

@@ -1,0 +1,1 @@
+"""The runtime: loads a pair bundle and generates with it. Needs numpy, ONNX Runtime and tokenizers only."""

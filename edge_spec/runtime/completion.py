@@ -1,0 +1,49 @@
+"""What a generation gives: chunks while it runs, a completion when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from edge_spec.runtime.statistics import Statistics
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished generation.
+
+    Attributes:
+        text: the new text, without special tokens and cut before a stop string.
+        token_ids: every emitted token, the end-of-text token included.
+        finish_reason: ``"stop"`` for an end-of-text token or a stop string, ``"length"`` for a full context or
+            ``max_new_tokens``.
+        statistics: what it cost.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    statistics: Statistics
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        return {**asdict(self), "statistics": self.statistics.to_dict()}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added to the text.
+
+    Attributes:
+        text: text that became final, possibly none: a token may end within a character or a stop string.
+        token_ids: the tokens the round emitted.
+        origins: who proposed each of them: a drafter's name, or ``"target"``.
+        completion: the whole generation; only on the last chunk.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[str, ...]
+    completion: Completion | None = None

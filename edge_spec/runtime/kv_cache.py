@@ -1,0 +1,56 @@
+"""The KV cache of one model: preallocated buffers that the graph updates in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_spec.bundle import ArchitectureRecord
+from edge_spec.errors import RequestError
+
+
+class KVCache:
+    """Keys and values of every layer, bound once as both past and present.
+
+    Only the first ``length`` slots count, so taking tokens back is a smaller number: no copy, no clearing.
+
+    Attributes:
+        capacity: slots per layer, one token each.
+        length: tokens held.
+    """
+
+    def __init__(self, onnxruntime: Any, facts: ArchitectureRecord, capacity: int, dtype: Any, device: str) -> None:
+        """Allocate the buffers.
+
+        Args:
+            onnxruntime: the imported module.
+            facts: sizes of the model.
+            capacity: slots per layer.
+            dtype: numpy type of the buffers.
+            device: ``"cpu"`` or ``"cuda"``, where the buffers lie.
+        """
+        self.capacity = capacity
+        self.length = 0
+        self._shape = [1, facts.kv_heads, capacity, facts.head_size]
+        # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
+        self._buffers = {
+            f"{layer}.{part}": onnxruntime.OrtValue.ortvalue_from_shape_and_type(self._shape, dtype, device)
+            for layer in range(facts.layers)
+            for part in ("key", "value")
+        }
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes reserved for the buffers."""
+        return sum(int(value.tensor_size_in_bytes()) for value in self._buffers.values())
+
+    def bind(self, binding: Any) -> None:
+        """Bind every buffer to its past input and its present output."""
+        for name, value in self._buffers.items():
+            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+            binding.bind_ortvalue_output(f"present.{name}", value)
+
+    def rollback(self, length: int) -> None:
+        """Forget every token from ``length`` on. Raises RequestError if the cache holds fewer."""
+        if not 0 <= length <= self.length:
+            raise RequestError(f"Cannot roll the cache back to {length} tokens; it holds {self.length}.")
+        self.length = length

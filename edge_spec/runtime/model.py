@@ -1,0 +1,172 @@
+"""One model of the pair in an ONNX Runtime session: rows of tokens in, logits out, KV cache kept in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_spec.bundle import Bundle, ModelRecord
+from edge_spec.errors import BundleError, RequestError
+from edge_spec.processor import import_onnxruntime
+from edge_spec.runtime.kv_cache import KVCache
+
+# Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
+PREFILL_ROWS = 64
+
+
+class Model:
+    """A graph with its cache.
+
+    ``forward`` never reads or writes beyond what it is told: tokens are appended to the cache, and whoever wants
+    them gone again calls ``cache.rollback``.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        record: ModelRecord,
+        providers: Sequence[str],
+        context: int,
+        minimum_rows: int,
+        threads: int | None = None,
+    ) -> None:
+        """Load a model of a bundle.
+
+        Args:
+            bundle: the validated bundle.
+            record: which of its models.
+            providers: execution providers, the one that does the work first.
+            context: tokens the cache must be able to hold.
+            minimum_rows: calls with fewer rows are padded to this many. A target takes 2: kernels for one row round
+                differently from those for several, and speculation must not show in the output.
+            threads: threads of the session, ``None`` for ONNX Runtime's choice.
+
+        Raises:
+            BundleError: ONNX Runtime refuses the graph.
+        """
+        self._ort = import_onnxruntime()
+        self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
+        self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
+        self._minimum_rows = minimum_rows
+        self._vocab_size = bundle.manifest.vocab_size
+        self._logits_size = record.architecture.logits_size
+        # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
+        graph = record.graphs[0]
+        self._takes_bias = graph.tree
+        self._session = self._open(bundle, graph.path, providers, threads)
+        self._binding = self._session.io_binding()
+        # Padding rows are written behind the last token, so the buffers are that much longer.
+        self.context = context
+        self.cache = KVCache(self._ort, record.architecture, context + minimum_rows, self._dtype, self._device)
+        self.cache.bind(self._binding)
+        self._seqlens_k = self._bind_input("seqlens_k", [1], np.int32)
+        self._total_length = self._bind_input("total_sequence_length", [], np.int32)
+        self._rows = self._logit_rows = -1
+        self._bias_zeros = np.zeros(0, self._dtype)
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        logit_rows: Sequence[int],
+        positions: Sequence[int] | None = None,
+        mask: npt.NDArray[np.bool_] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Append tokens to the cache and return the logits of chosen rows.
+
+        Args:
+            token_ids: S tokens; the cache then holds S more.
+            logit_rows: R indices into those S rows.
+            positions: S absolute positions; ``None`` means they follow the cache. A tree's node sits at the
+                cache's length plus its depth.
+            mask: bool [S, S], whether row i sees row j of this call; ``None`` means all rows before it. Rows see
+                every token of the cache in any case, and never a later row.
+
+        Returns:
+            float32 [R, vocab], valid until the next call.
+
+        Raises:
+            RequestError: the tokens do not fit into the cache, or a mask is given to a chain graph.
+        """
+        rows, past = len(token_ids), self.cache.length
+        if not 0 < rows <= self.context - past:
+            raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
+        if mask is not None and not self._takes_bias:
+            raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks.")
+        padded = max(rows, self._minimum_rows)
+        # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
+        wanted = len(logit_rows)
+        padded_wanted = max(wanted, self._minimum_rows) if wanted else 0
+        self._resize(padded, padded_wanted)
+
+        self._token_ids[0, :rows] = token_ids
+        self._token_ids[0, rows:] = token_ids[-1]
+        self._positions[0] = np.arange(past, past + padded)
+        if positions is not None:
+            self._positions[0, :rows] = positions
+        self._wanted[:wanted] = logit_rows
+        self._wanted[wanted:] = rows - 1
+        self._seqlens_k[0] = past + padded - 1
+        self._total_length[...] = past + padded
+        if self._takes_bias:
+            self._bind_bias(past, rows, padded, mask)
+
+        self._session.run_with_iobinding(self._binding)
+        self.cache.length = past + rows
+        return self._logits[0, :wanted, : self._vocab_size]
+
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Append tokens to the cache in chunks, without computing logits."""
+        for start in range(0, len(token_ids), PREFILL_ROWS):
+            self.forward(token_ids[start : start + PREFILL_ROWS], ())
+
+    def _open(self, bundle: Bundle, path: str, providers: Sequence[str], threads: int | None) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads or 0
+        # The bias has another shape in every call, and a memory pattern would be kept for each of them.
+        options.enable_mem_pattern = False
+        # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            return self._ort.InferenceSession(str(bundle.path / path), options, providers=list(providers))
+        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
+            raise BundleError(
+                f"ONNX Runtime cannot load {bundle.path / path}: {' '.join(str(error).split())}"
+            ) from error
+
+    def _resize(self, rows: int, logit_rows: int) -> None:
+        """Bind inputs and outputs of the right shape; a call as wide as the last one finds them bound."""
+        if rows != self._rows:
+            self._token_ids = self._bind_input("input_ids", [1, rows], np.int64)
+            self._positions = self._bind_input("position_ids", [1, rows], np.int64)
+            self._rows = rows
+        if logit_rows != self._logit_rows:
+            self._wanted = self._bind_input("logit_rows", [logit_rows], np.int64)
+            logits = self._allocate([1, logit_rows, self._logits_size], np.float32)
+            self._binding.bind_ortvalue_output("logits", logits)
+            self._logits: npt.NDArray[np.float32] = logits.numpy()
+            self._logit_rows = logit_rows
+
+    def _bind_bias(self, past: int, rows: int, padded: int, mask: npt.NDArray[np.bool_] | None) -> None:
+        shape = (1, 1, padded, past + padded)
+        size = padded * (past + padded)
+        if mask is None:
+            if self._bias_zeros.size < size:
+                self._bias_zeros = np.zeros(2 * size, self._dtype)
+            self._bias = self._bias_zeros[:size].reshape(shape)
+        else:
+            self._bias = np.zeros(shape, self._dtype)
+            self._bias[0, 0, :rows, past : past + rows][~mask] = -np.inf
+        # The value refers to the array's memory, which self._bias keeps alive during the call.
+        self._binding.bind_ortvalue_input("attention_bias", self._ort.OrtValue.ortvalue_from_numpy(self._bias))
+
+    def _bind_input(self, name: str, shape: list[int], dtype: Any) -> Any:
+        value = self._allocate(shape, dtype)
+        self._binding.bind_ortvalue_input(name, value)
+        return value.numpy()
+
+    def _allocate(self, shape: list[int], dtype: Any) -> Any:
+        return self._ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype)

@@ -1,0 +1,100 @@
+"""What a generation cost and what speculation brought it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edge_spec.runtime.loop import Round
+
+
+@dataclass
+class Statistics:
+    """Counts and times of one generation. Only tokens really emitted count; times are in seconds.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        seed: what the noise was keyed by; ``None`` if no noise was used.
+        new_tokens: tokens emitted, the end-of-text token included.
+        first_round_tokens: how many of them the first round brought.
+        rounds: target calls that emitted tokens.
+        drafted: draft tokens proposed.
+        accepted: draft tokens emitted.
+        drafted_by_position: proposed tokens by their position within the proposal, from 0.
+        accepted_by_position: emitted draft tokens likewise.
+        ttft_seconds: from the request to its first token.
+        prefill_seconds: spent on the prompt before the first round.
+        draft_seconds, verify_seconds, overhead_seconds: where the rounds' time went.
+        total_seconds: from the request to its last token.
+    """
+
+    prompt_tokens: int
+    seed: int | None = None
+    new_tokens: int = 0
+    first_round_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    ttft_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    def record(self, round_: Round, emitted: int, elapsed_seconds: float) -> None:
+        """Add a round.
+
+        Args:
+            round_: what the target call brought.
+            emitted: how many of its tokens were used; the rest lay behind the end of the text.
+            elapsed_seconds: time since the request.
+        """
+        if not self.rounds:
+            self.ttft_seconds, self.first_round_tokens = elapsed_seconds, emitted
+        self.total_seconds = elapsed_seconds
+        accepted = min(emitted, round_.accepted)
+        self.new_tokens += emitted
+        self.rounds += 1
+        self.drafted += round_.drafted
+        self.accepted += accepted
+        unseen_positions = [0] * (round_.drafted - len(self.drafted_by_position))
+        self.drafted_by_position += unseen_positions
+        self.accepted_by_position += unseen_positions
+        for position in range(round_.drafted):
+            self.drafted_by_position[position] += 1
+            self.accepted_by_position[position] += position < accepted
+        self.draft_seconds += round_.draft_seconds
+        self.verify_seconds += round_.verify_seconds
+        self.overhead_seconds += round_.total_seconds - round_.draft_seconds - round_.verify_seconds
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens emitted per target call, the target's own included; 1 without speculation."""
+        return self.new_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the proposed tokens that were emitted; 0 if nothing was proposed."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of the tokens proposed at each position that were emitted."""
+        return [
+            accepted / drafted
+            for accepted, drafted in zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        ]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed: tokens after the first round, by the time they took; 0 if there were none."""
+        seconds = self.total_seconds - self.ttft_seconds
+        return (self.new_tokens - self.first_round_tokens) / seconds if seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return counts, times and the figures derived from them, ready for JSON."""
+        derived = ("mean_accepted_length", "acceptance_rate", "acceptance_by_position", "tokens_per_second")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}

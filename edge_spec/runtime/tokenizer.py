@@ -1,0 +1,89 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_spec.errors import BundleError, RequestError
+
+
+class TextTokenizer:
+    """A ``tokenizer.json``.
+
+    Args:
+        path: the file.
+
+    Raises:
+        BundleError: the file is missing or not a tokenizer.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from tokenizers import Tokenizer
+
+        if not Path(path).is_file():
+            raise BundleError(f"{path} is missing, expected a tokenizer; export the bundle again")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise BundleError(f"{path} is not a readable tokenizer ({error}); export the bundle again") from error
+        # Some checkpoints ship a tokenizer set up for training batches.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._byte_fallback = self._find_byte_fallback()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added ones included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text; special tokens written out in it are recognized.
+            add_special_tokens: also add those the tokenizer puts around every text (usually BOS). A rendered chat
+                template already holds them.
+
+        Raises:
+            RequestError: not text, or text that cannot be written as UTF-8 (lone surrogates).
+        """
+        if not isinstance(text, str):
+            raise RequestError(f"the text to encode is a {type(text).__name__}, expected a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text holds {text[error.start]!r} at index {error.start}, which is half a character; "
+                "expected text that can be written as UTF-8"
+            ) from error
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Bytes that are no UTF-8 become U+FFFD; ids the tokenizer does not know, nothing.
+
+        Raises:
+            RequestError: an id is not an integer that fits 32 bits without sign.
+        """
+        try:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        except (OverflowError, TypeError) as error:
+            raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether ``decode`` leaves the token out: a special token, or an id the tokenizer does not know."""
+        return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
+
+    def is_byte_fallback(self, token_id: int) -> bool:
+        """Whether the token stands for a single byte, and its text depends on the whole run of such tokens."""
+        return token_id in self._byte_fallback
+
+    def _find_byte_fallback(self) -> frozenset[int]:
+        ids = [self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+        letter = ids[ord("A")]
+        # The tokens may be in the vocabulary without the decoder treating them as bytes.
+        if letter is None or self._tokenizer.decode([letter]) != "A":
+            return frozenset()
+        return frozenset(token_id for token_id in ids if token_id is not None)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gguf_files import write_model
+
+from edge_spec.errors import CheckpointError
+from edge_spec.export.checkpoint import open_checkpoint
+from edge_spec.export.gguf_checkpoint import GgufCheckpoint
+
+
+def test_a_gguf_file_is_opened_whatever_it_is_called(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "weights.bin")
+    checkpoint = open_checkpoint(path)
+    assert isinstance(checkpoint, GgufCheckpoint)
+    assert checkpoint.source == str(path)
+    assert open_checkpoint(str(path)).architecture == checkpoint.architecture
+
+
+def test_a_folder_with_a_single_gguf_file_stands_for_it(tmp_path: Path) -> None:
+    write_model(tmp_path / "one.gguf")
+    assert open_checkpoint(tmp_path).source.endswith("one.gguf")
+    write_model(tmp_path / "two.gguf")
+    with pytest.raises(CheckpointError, match="2 .gguf files"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_folder_with_a_configuration_is_a_hugging_face_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="config.json lacks 'model_type'"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no config.json .* no .gguf"):
+        open_checkpoint(tmp_path)
+
+
+def test_one_file_of_a_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="give its folder"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_some_other_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match="not a GGUF file"):
+        open_checkpoint(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("source", ["", "nothing", "models/absent.gguf", "/no/such/folder", "./here", "a/b/c", "~/no"])
+def test_what_is_neither_there_nor_a_hub_id_is_refused(
+    source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint at|holds no config.json"):
+        open_checkpoint(source)
+
+
+def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+    monkeypatch.setattr("edge_spec.export.huggingface.download", lambda hub_id: fetched.append(hub_id) or tmp_path)
+    with pytest.raises(CheckpointError, match="config.json is missing"):
+        open_checkpoint("owner/name-1.5B")
+    assert fetched == ["owner/name-1.5B"]

@@ -1,0 +1,83 @@
+"""The saturation probe against what the two kinds of processor are known to compute."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_spec.errors import MissingDependencyError
+from edge_spec.processor import (
+    INTEGER_PRODUCT_MODEL,
+    import_onnxruntime,
+    integer_product,
+    integer_products_saturate,
+)
+
+
+def exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype(np.int32) @ b.astype(np.int32)
+
+
+def saturated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Neighbouring products are added in 16 bits with saturation, the sums of pairs in 32 bits."""
+    products = a.astype(np.int32)[:, :, None] * b.astype(np.int32)[None]
+    pairs = np.clip(products[:, 0::2] + products[:, 1::2], -32768, 32767)
+    return pairs.sum(axis=1, dtype=np.int32)
+
+
+def test_model_bytes_are_what_onnx_builds() -> None:
+    helper = pytest.importorskip("onnx").helper
+    types = pytest.importorskip("onnx").TensorProto
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["a", "b"], ["y"])],
+        "probe",
+        [
+            helper.make_tensor_value_info("a", types.UINT8, [2, 64]),
+            helper.make_tensor_value_info("b", types.INT8, [64, 16]),
+        ],
+        [helper.make_tensor_value_info("y", types.INT32, [2, 16])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    assert model.SerializeToString() == INTEGER_PRODUCT_MODEL
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(0, 256, -128, 128), (250, 256, 120, 128), (250, 256, -128, -120)]))
+def test_products_are_exact_or_saturated_as_the_probe_says(seed: int, ranges: tuple[int, int, int, int]) -> None:
+    low_a, high_a, low_b, high_b = ranges
+    rng = np.random.default_rng(seed)
+    a = rng.integers(low_a, high_a, (2, 64), dtype=np.uint8)
+    b = rng.integers(low_b, high_b, (64, 16), dtype=np.int8)
+    expected = saturated(a, b) if integer_products_saturate() else exact(a, b)
+    np.testing.assert_array_equal(integer_product(a, b), expected)
+
+
+def test_seven_bit_weights_are_exact_on_every_processor() -> None:
+    a = np.full((2, 64), 255, np.uint8)
+    b = np.tile(np.array([63, -64], np.int8), (64, 8))
+    np.testing.assert_array_equal(integer_product(a, b), exact(a, b))
+
+
+def test_missing_onnxruntime_names_both_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def without_onnxruntime(name: str, *args: object, **kwargs: object) -> ModuleType:
+        if name == "onnxruntime":
+            raise ModuleNotFoundError("No module named 'onnxruntime'", name=name)
+        return real_import(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without_onnxruntime)
+    with pytest.raises(MissingDependencyError, match=r"edge-spec\[cpu\].*edge-spec\[gpu\]"):
+        import_onnxruntime()
+
+
+def test_gutted_onnxruntime_says_how_to_repair_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
+    with pytest.raises(MissingDependencyError, match="Uninstall both"):
+        import_onnxruntime()
