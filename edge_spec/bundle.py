@@ -110,6 +110,7 @@ class Manifest:
         device: the flavour of the graphs.
         vocab_size: usable ids, the same for target and draft; higher columns of the logits are padding.
         context_length: positions the target supports.
+        named_tokens: texts of ``bos_token``, ``eos_token`` and the like, which chat templates refer to.
         default_sampling: the checkpoint's own suggestion, e.g. ``{"temperature": 0.7}``.
         files: every file of the bundle but the manifest, by relative path.
     """
@@ -121,6 +122,7 @@ class Manifest:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     special_token_ids: tuple[int, ...]
+    named_tokens: dict[str, str]
     default_sampling: dict[str, float]
     target: ModelRecord
     draft: ModelRecord | None

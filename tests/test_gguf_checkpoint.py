@@ -11,6 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge_spec.errors import CheckpointError, UnsupportedError
+from edge_spec.export.architecture import tensor_shapes
+from edge_spec.export.gguf_checkpoint import GgufCheckpoint
+from edge_spec.export.gguf_dequantize import SUPPORTED_TYPES
 from gguf_files import (
     HEAD_SIZE,
     HEADS,
@@ -22,13 +29,6 @@ from gguf_files import (
     tokenizer_metadata,
     write_model,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import tensor_shapes
-from edge_spec.export.gguf_checkpoint import GgufCheckpoint
-from edge_spec.export.gguf_dequantize import SUPPORTED_TYPES
 
 
 def interleaved(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:

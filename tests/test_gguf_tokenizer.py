@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import regex
-from gguf_files import BYTE_TEXTS, CONTROL, UNUSED, USER_DEFINED, tokenizer_metadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from edge_spec.export.checkpoint import Vocabulary
 from edge_spec.export.gguf_file import GgufFile
 from edge_spec.export.gguf_tokenizer import read_vocabulary
 from edge_spec.export.metadata import Metadata
+from gguf_files import BYTE_TEXTS, CONTROL, UNUSED, USER_DEFINED, tokenizer_metadata
 
 # Patterns in the form llama.cpp publishes them (src/llama-vocab.cpp), where what no pattern matches is a word as well.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"

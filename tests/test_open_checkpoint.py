@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gguf_files import write_model
 
 from edge_spec.errors import CheckpointError
 from edge_spec.export.checkpoint import open_checkpoint
 from edge_spec.export.gguf_checkpoint import GgufCheckpoint
+from gguf_files import write_model
 
 
 def test_a_gguf_file_is_opened_whatever_it_is_called(tmp_path: Path) -> None:

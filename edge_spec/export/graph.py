@@ -21,8 +21,6 @@ _IR_VERSION = 11
 _INT8_ACCUMULATION = 4
 # What the kernels for quantized blocks take, in their order; symmetric blocks have no zero points.
 _BLOCK_PARTS = ("weight", "scale", "zero_point")
-# Keeps an all-zero row from dividing by zero when its activations are quantized.
-_SMALLEST_ACTIVATION = 1e-20
 
 
 def build_graph(architecture: Architecture, model: PackedModel, device: Device, tree: bool) -> ir.Model:
@@ -194,11 +192,11 @@ class _DecoderGraph:
         """Quantize each row on its own to uint8 around 128, so that no row's result depends on its companions.
 
         Returns the integers and the scale of each row, max|x| / 127. Matrices that read the same rows share them.
+        A row of zeros gets arbitrary integers, and a scale of zero that makes their products zero again.
         """
         if x not in self._row_quantized:
             axis = self._constant("last_axis", np.array([-1], np.int64))
             extreme = self._op("ReduceMax", [self._op("Abs", [x]), axis], {"keepdims": 1})
-            extreme = self._op("Max", [extreme, self._constant("smallest", np.float32(_SMALLEST_ACTIVATION))])
             scale = self._op("Mul", [extreme, self._constant("step", np.float32(1 / 127))])
             one, middle = self._constant("one", np.float32(1)), self._constant("middle", np.uint8(128))
             integers = self._op("QuantizeLinear", [self._op("Div", [x, scale]), one, middle])

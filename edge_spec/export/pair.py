@@ -91,6 +91,7 @@ def export_pair(
                 eos_token_ids=vocabulary.eos_token_ids,
                 bos_token_id=vocabulary.bos_token_id,
                 special_token_ids=vocabulary.special_token_ids,
+                named_tokens=dict(vocabulary.named_tokens),
                 default_sampling=dict(target_checkpoint.default_sampling),
                 target=target_record,
                 draft=draft_record,

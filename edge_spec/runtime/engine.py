@@ -87,7 +87,8 @@ class Engine:
             return Model(bundle, record, providers, self.context, minimum_rows, threads)
 
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
-        self._template = _chat_template(bundle, self._tokenizer)
+        template = bundle.chat_template()
+        self._template = None if template is None else ChatTemplate(template, self.manifest.named_tokens)
         self._target = model(self.manifest.target, TARGET_ROWS)
         self._drafters: dict[str, Drafter] = {}
         if self.manifest.draft is not None:
@@ -256,17 +257,6 @@ def _checked_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
         if not 0 <= token.__index__() < vocab_size:
             raise RequestError(f"Token id {token} is out of range; this vocabulary has ids 0 to {vocab_size - 1}.")
     return [token.__index__() for token in prompt]
-
-
-def _chat_template(bundle: Bundle, tokenizer: TextTokenizer) -> ChatTemplate | None:
-    source = bundle.chat_template()
-    if source is None:
-        return None
-    named = {"bos_token": bundle.manifest.bos_token_id, "eos_token": next(iter(bundle.manifest.eos_token_ids), None)}
-    tokens = {
-        name: tokenizer.decode([token], skip_special_tokens=False) for name, token in named.items() if token is not None
-    }
-    return ChatTemplate(source, tokens)
 
 
 def _require_exact_integers(bundle: Bundle) -> None:
