@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import UnionType
@@ -164,12 +164,14 @@ def read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{path} {what}; expected a pair bundle as written by 'edge-spec export'.")
     try:
         body = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise BundleError(f"{file} cannot be read ({error.strerror or error}).") from error
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{file} is not valid JSON ({error}); export the bundle again.") from None
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise BundleError(f"{file} is not the manifest of an edge-spec pair bundle.")
     version = body.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise BundleError(
             f"{file} has schema version {version!r}, but this edge-spec reads up to {SCHEMA_VERSION}; "
             "upgrade edge-spec, or export the bundle again with this version."
@@ -180,7 +182,8 @@ def read_manifest(path: Path) -> Manifest:
     del body["format"], body["schema_version"]
     try:
         manifest: Manifest = _decode(Manifest, body, "manifest")
-    except ValueError as error:
+        _check_paths(manifest)
+    except (ValueError, OverflowError) as error:
         raise BundleError(f"{file} is invalid: {error}; export the bundle again.") from None
     return manifest
 
@@ -228,10 +231,12 @@ def new_bundle(
     """
     final = Path(output)
     _refuse_occupied(final, overwrite)
+    new_parents = [parent for parent in final.parents if not parent.exists()]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
     except OSError as error:
+        _remove_empty(new_parents)
         raise _write_error(final, error) from error
     sealed = False
 
@@ -248,6 +253,22 @@ def new_bundle(
         raise _write_error(final, error) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if not final.exists():
+            _remove_empty(new_parents)
+
+
+def _check_paths(manifest: Manifest) -> None:
+    """Raise ValueError unless files lie inside the bundle and everything the runtime opens is among them."""
+    for name in manifest.files:
+        # A backslash or a colon means something on Windows; no bundle is written with either.
+        if not name or any(part in ("", ".", "..") for part in name.split("/")) or set(name) & set("\\:\0"):
+            raise ValueError(f"files names {name!r}, which is not a plain path inside the bundle")
+    models = [record for record in (manifest.target, manifest.draft) if record is not None]
+    needed = [TOKENIZER, *(graph.path for record in models for graph in record.graphs)]
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise ValueError(f"files lacks {missing}")
+    if not all(record.graphs for record in models):
+        raise ValueError("a model has no graphs")
 
 
 def file_sha256(path: Path) -> str:
@@ -288,9 +309,23 @@ def _move_into_place(staging: Path, final: Path) -> None:
         staging.rename(final)
         return
     retired = Path(tempfile.mkdtemp(prefix=f".{final.name}.old-", dir=final.parent))
-    final.rename(retired / "bundle")
-    staging.rename(final)
-    shutil.rmtree(retired)
+    old = retired / "bundle"
+    try:
+        final.rename(old)
+        staging.rename(final)
+    except BaseException:
+        if old.exists():
+            old.rename(final)
+        retired.rmdir()
+        raise
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that were made for a bundle which did not come about, the innermost first."""
+    for folder in folders:
+        with suppress(OSError):  # somebody else has put something there
+            folder.rmdir()
 
 
 def _write_error(final: Path, error: OSError) -> BundleError:

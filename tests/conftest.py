@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,5 +39,21 @@ def real_weights() -> Callable[[str], Path]:
         if not path.is_file():
             pytest.skip(f"no real weights of {name}: {path} is absent (EDGE_SPEC_WEIGHTS names another folder)")
         return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that exports a tiny random pair (see ``tiny_models.export_tiny``), each kind once a session."""
+    from tiny_models import export_tiny  # imports torch
+
+    bundles: dict[str, Path] = {}
+
+    def find(**kind: Any) -> Path:
+        key = repr(sorted(kind.items()))
+        if key not in bundles:
+            bundles[key] = export_tiny(tmp_path_factory.mktemp("tiny"), **kind)
+        return bundles[key]
 
     return find

@@ -55,6 +55,7 @@ def bundle(tmp_path: Path) -> Path:
         eos_token_ids=(2, 7),
         bos_token_id=None,
         special_token_ids=(0, 1, 2, 7),
+        named_tokens={"eos_token": "<|end|>"},
         default_sampling={"temperature": 0.7},
         target=target,
         draft=None,

@@ -65,7 +65,7 @@ def open_view(console: Console, title: str, prompt: str, lanes: Sequence[Lane]) 
 def print_summary(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Show the figures of every prompt and say what they mean."""
     table = Table(
-        title="tokens/s count the time for the prompt; speedup is the ratio of the two times", title_style="dim"
+        caption="tokens/s count the time for the prompt; speedup is the ratio of the two times", caption_style="dim"
     )
     table.add_column("prompt")
     for heading in (

@@ -110,7 +110,10 @@ class _DecoderGraph:
         assert self._pending is not None  # a decoder has layers
         summed = self._op("Add", [self._hidden, self._pending])
         self._hidden, self._pending = self._op("Gather", [summed, self._logit_rows], {"axis": 1}), None
-        logits = self._linear(self._norm(final_norm, "final_norm"), lm_head, None, "lm_head")
+        normed = self._norm(final_norm, "final_norm")
+        if lm_head.format == "w8a8":
+            self._quantize_rows(normed, may_be_none=True)
+        logits = self._linear(normed, lm_head, None, "lm_head")
         if self._dtype != ir.DataType.FLOAT:
             logits = self._op("Cast", [logits], {"to": ir.DataType.FLOAT})
         _describe(logits, "logits", ir.DataType.FLOAT, [1, "logit_rows", lm_head.outputs])
@@ -188,7 +191,7 @@ class _DecoderGraph:
         )
         return self._op("Mul", [product, row_scale], name=name + ".scale")
 
-    def _quantize_rows(self, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _quantize_rows(self, x: ir.Value, may_be_none: bool = False) -> tuple[ir.Value, ir.Value]:
         """Quantize each row on its own to uint8 around 128, so that no row's result depends on its companions.
 
         Returns the integers and the scale of each row, max|x| / 127. Matrices that read the same rows share them.
@@ -197,9 +200,15 @@ class _DecoderGraph:
         if x not in self._row_quantized:
             axis = self._constant("last_axis", np.array([-1], np.int64))
             extreme = self._op("ReduceMax", [self._op("Abs", [x]), axis], {"keepdims": 1})
+            if may_be_none:
+                # Where there are no rows at all, ONNX Runtime 1.23 returns the maximum in the shape of x.
+                start = self._constant("column_start", np.array([0], np.int64))
+                stop = self._constant("column_stop", np.array([1], np.int64))
+                extreme = self._op("Slice", [extreme, start, stop, axis])
             scale = self._op("Mul", [extreme, self._constant("step", np.float32(1 / 127))])
             one, middle = self._constant("one", np.float32(1)), self._constant("middle", np.uint8(128))
-            integers = self._op("QuantizeLinear", [self._op("Div", [x, scale]), one, middle])
+            # The contributed operator, since the standard one of this opset is missing in ONNX Runtime 1.23.
+            integers = self._op("QuantizeLinear", [self._op("Div", [x, scale]), one, middle], domain=_CONTRIB)
             self._row_quantized[x] = integers, scale
         return self._row_quantized[x]
 

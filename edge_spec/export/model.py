@@ -129,7 +129,8 @@ def _pack(
     lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
     progress(stage, facts.layers + 1, steps)
     embedding = packer.embedding(vocabulary_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
-    cos, sin = rotary_tables(facts.rope, facts.head_size, facts.context_length)
+    # One more than the context: the padding row of a target call lies behind the last token.
+    cos, sin = rotary_tables(facts.rope, facts.head_size, facts.context_length + 1)
     model = PackedModel(
         embedding=embedding,
         rotary=(packer.vector("rotary_cos", cos), packer.vector("rotary_sin", sin)),

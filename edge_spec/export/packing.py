@@ -66,7 +66,7 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A whole model as stored; ``rotary`` holds the cos and sin tables, compute type [context, head_size / 2]."""
+    """A whole model as stored; ``rotary`` holds the cos and sin tables, compute type [context + 1, head_size / 2]."""
 
     embedding: PackedEmbedding
     rotary: tuple[ir.TensorProtocol, ir.TensorProtocol]
@@ -146,7 +146,10 @@ class Packer:
             return self._int4(rows)
 
         parts = _concatenate([quantize(rows) for rows in _row_blocks(vocab_size, read_rows)], axis=0)
-        parts["weight"] = parts["weight"].reshape(vocab_size, -1)
+        if storage in ("int8", "int4"):
+            # Rows are looked up whole, so the padding of the last block must go.
+            row_bytes = hidden_size if storage == "int8" else hidden_size // 2
+            parts["weight"] = parts["weight"].reshape(vocab_size, -1)[:, :row_bytes]
         return PackedEmbedding(storage, hidden_size, self._append("embedding", parts))
 
     def _matrix(self, name: str, shape: tuple[int, ...], read_rows: ReadRows, storage: MatrixFormat) -> PackedMatrix:

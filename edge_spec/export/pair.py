@@ -13,7 +13,7 @@ from edge_spec.export.checkpoint import Checkpoint, Vocabulary, open_checkpoint
 from edge_spec.export.model import export_model
 from edge_spec.export.progress import Progress, silent
 from edge_spec.export.quality import TEXT
-from edge_spec.export.recipe import DEFAULT_RECIPES, Device, find_recipe
+from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def export_pair(
     draft: str | os.PathLike[str] | None,
     output: str | os.PathLike[str],
     *,
-    recipe: str | None = None,
-    draft_recipe: str | None = None,
+    recipe: str | Recipe | None = None,
+    draft_recipe: str | Recipe | None = None,
     device: Device = "cpu",
     check: bool = True,
     overwrite: bool = False,
@@ -49,7 +49,7 @@ def export_pair(
         target: a GGUF file, a Hugging Face folder or a hub id.
         draft: likewise, or ``None`` for a target alone.
         output: folder of the new bundle.
-        recipe: name of the target's quantization recipe; ``None`` picks the device's default.
+        recipe: the target's quantization recipe or its name; ``None`` picks the device's default.
         draft_recipe: the draft's, likewise.
         device: ``"cpu"`` or ``"cuda"``, the flavour of the graphs.
         check: compare each written graph with a float32 reference on a fixed text.
@@ -72,7 +72,8 @@ def export_pair(
         draft_checkpoint = None if draft is None else open_checkpoint(draft)
         vocab_size, notes = _common_vocabulary(target_checkpoint, draft_checkpoint)
         vocabulary = target_checkpoint.vocabulary
-        vocabulary.tokenizer.save(str(folder / TOKENIZER))
+        # Not by the tokenizer's own save, whose errors (a full disk) have no type.
+        (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_text(vocabulary.chat_template, "utf-8")
         target_record = export_model(target_checkpoint, folder / "target", target_recipe, device, check, progress)
@@ -122,7 +123,7 @@ def _common_vocabulary(target: Checkpoint, draft: Checkpoint | None) -> tuple[in
 def _require_same_tokenizer(target: Vocabulary, draft: Vocabulary) -> None:
     theirs, ours = (vocabulary.tokenizer.get_vocab(with_added_tokens=True) for vocabulary in (draft, target))
     if theirs != ours:
-        differing = min({ours.get(token, theirs.get(token, 0)) for token, _ in ours.items() ^ theirs.items()})
+        differing = min(index for _, index in ours.items() ^ theirs.items())
         raise PairError(
             f"Target and draft have different tokenizers: {len(ours):,} and {len(theirs):,} tokens, the first "
             f"difference at id {differing} ({target.tokenizer.id_to_token(differing)!r} and "

@@ -12,6 +12,8 @@ UInt8Array = npt.NDArray[np.uint8]
 
 BLOCK_SIZE = 32
 
+_SMALLEST = np.finfo(np.float32).tiny
+
 
 def quantize_channels(
     weight: Float32Array, signed: bool
@@ -25,7 +27,7 @@ def quantize_channels(
     Returns:
         Integers [in, out] and float32 scales [out].
     """
-    scale = np.maximum(np.abs(weight).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
+    scale = np.maximum(np.abs(weight).max(axis=1), _SMALLEST) / np.float32(127)
     integers = np.rint(weight / scale[:, None])
     if not signed:
         integers += 128
@@ -50,7 +52,7 @@ def quantize_blocks(weight: Float32Array, bits: Literal[4, 8]) -> tuple[UInt8Arr
     middle = 1 << (bits - 1)
     highest, lowest = grouped.max(axis=2), grouped.min(axis=2)
     extreme = np.where(highest > -lowest, highest, lowest)
-    scale = (extreme / np.float32(-middle)).astype(np.float32)
+    scale = _without_subnormals(extreme / np.float32(-middle))
     integers = _round_to_grid(grouped, scale, np.float32(middle), 2 * middle - 1)
     return (pack_nibbles(integers) if bits == 4 else integers), scale
 
@@ -69,7 +71,7 @@ def quantize_blocks_with_zero_points(weight: Float32Array) -> tuple[UInt8Array, 
     """
     grouped = _blocks(weight)
     highest, lowest = np.maximum(grouped.max(axis=2), 0), np.minimum(grouped.min(axis=2), 0)
-    scale = ((highest - lowest) / np.float32(15)).astype(np.float32)
+    scale = _without_subnormals(highest / np.float32(15) - lowest / np.float32(15))
     zero_point = np.rint(np.divide(-lowest, scale, out=np.zeros_like(scale), where=scale != 0))
     integers = _round_to_grid(grouped, scale, zero_point[:, :, None], 15)
     zero_points = zero_point.astype(np.uint8)
@@ -89,6 +91,12 @@ def _blocks(weight: Float32Array) -> Float32Array:
     if columns % BLOCK_SIZE:
         weight = np.pad(weight, ((0, 0), (0, BLOCK_SIZE - columns % BLOCK_SIZE)))
     return weight.reshape(rows, -1, BLOCK_SIZE)
+
+
+def _without_subnormals(scale: Float32Array) -> Float32Array:
+    """Make scales zero whose inverse could be infinite; such a block is as good as zero."""
+    scale[np.abs(scale) < _SMALLEST] = 0
+    return scale
 
 
 def _round_to_grid(

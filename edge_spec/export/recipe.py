@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
 from edge_spec.errors import EdgeSpecError
 
 Device = Literal["cpu", "cuda"]
 MatrixFormat = Literal["fp32", "fp16", "w8a8", "int4"]
 EmbeddingFormat = Literal["fp32", "fp16", "int8", "int4"]
+
+# The layer classes of a model, and what each can be stored as.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "embedding": get_args(EmbeddingFormat),
+    **dict.fromkeys(("attention", "mlp_up", "mlp_down", "lm_head"), get_args(MatrixFormat)),
+}
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,51 @@ RECIPES = {
 DEFAULT_RECIPES: dict[Device, tuple[str, str]] = {"cpu": ("w8a8", "int4"), "cuda": ("int4", "int4")}
 
 
-def find_recipe(name: str, device: Device) -> Recipe:
-    """Return the recipe called ``name``. Raises EdgeSpecError if it is unknown or does not run on ``device``."""
-    if name not in RECIPES:
-        raise EdgeSpecError(f"Unknown recipe {name!r}; expected one of {', '.join(RECIPES)}.")
-    if device == "cuda" and name in ("w8a8", "fp32"):
-        why = "has no w8a8 kernel" if name == "w8a8" else "computes attention in float16"
-        raise EdgeSpecError(f"Recipe {name!r} does not run on CUDA, which {why}; use int4 or fp16.")
-    return RECIPES[name]
+_NOT_ON_CUDA = {"w8a8": "has no w8a8 kernel", "fp32": "computes attention in float16"}
+
+
+def find_recipe(recipe: str | Recipe, device: Device) -> Recipe:
+    """Return a recipe by its name, or the one given. Raises EdgeSpecError if it is unknown or not for ``device``."""
+    if isinstance(recipe, str):
+        if recipe not in RECIPES:
+            raise EdgeSpecError(f"Unknown recipe {recipe!r}; expected one of {', '.join(RECIPES)}.")
+        recipe = RECIPES[recipe]
+    if device == "cuda":
+        for layer_class, stored in _formats(recipe).items():
+            if stored in _NOT_ON_CUDA:
+                raise EdgeSpecError(
+                    f"Recipe {recipe.name!r} does not run on CUDA, which {_NOT_ON_CUDA[stored]}, but it stores "
+                    f"{layer_class} as {stored}; use int4 or fp16."
+                )
+    return recipe
+
+
+def with_formats(recipe: Recipe, formats: Mapping[str, Any]) -> Recipe:
+    """Return ``recipe`` with some layer classes stored otherwise, named after both.
+
+    How far the result may stray from the reference is decided by the coarsest format in it.
+
+    Args:
+        recipe: what holds for every other layer class.
+        formats: format by layer class.
+
+    Raises:
+        EdgeSpecError: there is no such layer class, or it has no such format.
+    """
+    for layer_class, stored in formats.items():
+        if layer_class not in FORMATS:
+            raise EdgeSpecError(f"Unknown layer class {layer_class!r}; expected one of {', '.join(FORMATS)}.")
+        if stored not in FORMATS[layer_class]:
+            expected = ", ".join(FORMATS[layer_class])
+            raise EdgeSpecError(f"Unknown format {stored!r} of {layer_class}; expected one of {expected}.")
+    if not formats:
+        return recipe
+    name = f"{recipe.name} ({', '.join(f'{layer_class} {stored}' for layer_class, stored in formats.items())})"
+    mixed = replace(recipe, name=name, **formats)
+    # An embedding in int8 is the one of the recipe w8a8.
+    named = ("w8a8" if stored == "int8" else stored for stored in _formats(mixed).values())
+    return replace(mixed, max_mean_kl=max(RECIPES[stored].max_mean_kl for stored in named))
+
+
+def _formats(recipe: Recipe) -> dict[str, str]:
+    return {layer_class: getattr(recipe, layer_class) for layer_class in FORMATS}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
 from edge_spec.errors import BundleError, RequestError
@@ -19,20 +20,21 @@ from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.loop import decode, prefill
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.sampling import SamplingParams, stop_strings
 from edge_spec.runtime.statistics import Statistics
 from edge_spec.runtime.tokenizer import TextTokenizer
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 # Tokens of context where the caller does not say: the cache of a long one would not fit a small device.
 DEFAULT_CONTEXT = 4096
-
-# Tokens proposed per round. Looking up costs nothing, so longer proposals pay.
-DEFAULT_DRAFT = {"model": 4, "lookup": 8}
 
 # A target call never has one row, so that plain and speculative decoding use the same kernels.
 TARGET_ROWS = 2
@@ -84,7 +86,8 @@ class Engine:
         _require_exact_integers(bundle)
 
         def model(record: ModelRecord, minimum_rows: int) -> Model:
-            return Model(bundle, record, providers, self.context, minimum_rows, threads)
+            context = min(self.context, record.architecture.context_length)
+            return Model(bundle, record, providers, context, minimum_rows, threads)
 
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
         template = bundle.chat_template()
@@ -94,18 +97,19 @@ class Engine:
         if self.manifest.draft is not None:
             self._drafters["model"] = ModelDrafter(model(self.manifest.draft, DRAFT_ROWS))
         self._drafters["lookup"] = LookupDrafter()
-        self._busy = False
+        self._serving: Context | None = None
+        self._closed = False
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names usable as ``speculation``, the one ``"auto"`` picks first."""
         return tuple(self._drafters)
 
-    def generate(self, prompt: Prompt, **options: Any) -> Completion:
+    def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
         """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
         return _last(self.stream(prompt, **options))
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Completion:
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Completion:
         """Answer ``messages``, such as ``[{"role": "user", "content": "Hi"}]``; see :meth:`stream` for the options."""
         return _last(self.stream(messages, **options))
 
@@ -141,22 +145,20 @@ class Engine:
         Raises:
             RequestError: an option is out of range, the prompt does not fit, or the engine is busy.
         """
+        self._require_idle()
         sampling = SamplingParams(temperature, top_k, top_p, min_p, seed, max_new_tokens, stop_strings(stop))
         if not sampling.greedy:
             sampling = sampling.seeded()
         drafter = self._choose_drafter(speculation)
-        budget = DEFAULT_DRAFT.get(drafter.name, 0) if drafter is not None else 0
-        if max_draft is not None:
-            budget = _checked_count("max_draft", max_draft, 0)
+        if max_draft is None:
+            max_draft = 0 if drafter is None else drafter.default_budget
+        _checked_count("max_draft", max_draft, 0)
         tokens = self._encode(prompt_or_messages)
-        if self._busy:
-            raise RequestError(
-                "This engine is already generating. Exhaust or close the other stream first, or load another engine."
-            )
-        return self._generate(Context(tokens, sampling), drafter, budget)
+        return self._generate(Context(tokens, sampling), drafter, max_draft)
 
     def close(self) -> None:
-        """Free the models; the engine cannot generate any more."""
+        """Free the models; the engine cannot generate any more. Closing twice does no harm."""
+        self._closed = True
         self._drafters.clear()
         if hasattr(self, "_target"):
             del self._target
@@ -173,7 +175,8 @@ class Engine:
 
     def _generate(self, context: Context, drafter: Drafter | None, max_draft: int) -> Iterator[Chunk]:
         started = perf_counter()
-        self._busy = True
+        self._require_idle()
+        self._serving = context
         try:
             sampling = context.sampling
             statistics = Statistics(prompt_tokens=len(context.tokens), seed=sampling.seed)
@@ -197,17 +200,30 @@ class Engine:
                     yield Chunk(text, emitted, origins)
                     continue
                 completion = Completion(output.text, tuple(output.token_ids), output.finish_reason, statistics)
+                self._release(context)  # whoever stops reading at the last chunk leaves the engine free
                 yield Chunk(text, emitted, origins, completion)
                 return
         finally:
-            self._busy = False
+            self._release(context)
+
+    def _require_idle(self) -> None:
+        if self._closed:
+            raise RequestError("This engine is closed; load the bundle again.")
+        if self._serving is not None:
+            raise RequestError(
+                "This engine is already generating. Exhaust or close the other stream first, or load another engine."
+            )
+
+    def _release(self, context: Context) -> None:
+        if self._serving is context:
+            self._serving = None
 
     def _choose_drafter(self, speculation: str) -> Drafter | None:
         if speculation == "off":
             return None
         if speculation == "auto":
             return next(iter(self._drafters.values()))
-        if speculation not in self._drafters:
+        if speculation not in self.drafters:
             known = ", ".join(repr(name) for name in ("auto", "off", *self._drafters))
             hint = " This bundle has no draft model." if speculation == "model" else ""
             raise RequestError(f"speculation is {speculation!r}, expected one of {known}.{hint}")
@@ -218,6 +234,10 @@ class Engine:
         tokens: list[int]
         if isinstance(prompt, str):
             tokens = self._tokenizer.encode(prompt)
+        elif isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__getitem__"):
+            raise RequestError(
+                f"The prompt is a {type(prompt).__name__}; expected text, a sequence of token ids, or chat messages."
+            )
         elif len(prompt) and isinstance(prompt[0], Mapping):
             if self._template is None:
                 raise RequestError("This bundle has no chat template; give the prompt as text instead of messages.")
@@ -249,14 +269,20 @@ def _last(chunks: Iterator[Chunk]) -> Completion:
 
 
 def _checked_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
+    ids = []
     for token in prompt:
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+        try:
+            index = operator.index(token)
+        except TypeError:
+            index = None
+        if index is None or isinstance(token, bool):
             raise RequestError(
                 f"The prompt holds {token!r}; expected text, a sequence of integer token ids, or chat messages."
             )
-        if not 0 <= token.__index__() < vocab_size:
-            raise RequestError(f"Token id {token} is out of range; this vocabulary has ids 0 to {vocab_size - 1}.")
-    return [token.__index__() for token in prompt]
+        if not 0 <= index < vocab_size:
+            raise RequestError(f"Token id {index} is out of range; this vocabulary has ids 0 to {vocab_size - 1}.")
+        ids.append(index)
+    return ids
 
 
 def _require_exact_integers(bundle: Bundle) -> None:

@@ -16,6 +16,11 @@ from edge_spec.runtime.kv_cache import KVCache
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
 PREFILL_ROWS = 64
 
+# The attention kernel takes query rows in blocks, whose even size depends on the head and the processor's cache but is
+# no smaller than this; the int4 kernel takes blocks of 128. A last block of one row would round differently, so wider
+# calls get an even number of rows.
+_ONE_BLOCK_ROWS = 16
+
 
 class Model:
     """A graph with its cache.
@@ -41,7 +46,8 @@ class Model:
             providers: execution providers, the one that does the work first.
             context: tokens the cache must be able to hold.
             minimum_rows: calls with fewer rows are padded to this many. A target takes 2: kernels for one row round
-                differently from those for several, and speculation must not show in the output.
+                differently from those for several, and speculation must not show in the output. For the same reason
+                its wide calls get an even number of rows.
             threads: threads of the session, ``None`` for ONNX Runtime's choice.
 
         Raises:
@@ -80,7 +86,7 @@ class Model:
             token_ids: S tokens; the cache then holds S more.
             logit_rows: R indices into those S rows.
             positions: S absolute positions; ``None`` means they follow the cache. A tree's node sits at the
-                cache's length plus its depth.
+                cache's length plus its depth. Needs a cache that is not empty, where the kernel counts rows instead.
             mask: bool [S, S], whether row i sees row j of this call; ``None`` means all rows before it. Rows see
                 every token of the cache in any case, and never a later row.
 
@@ -88,17 +94,20 @@ class Model:
             float32 [R, vocab], valid until the next call.
 
         Raises:
-            RequestError: the tokens do not fit into the cache, or a mask is given to a chain graph.
+            RequestError: the tokens do not fit into the cache, a chain graph is given positions or a mask, or an
+                empty cache is given positions.
         """
         rows, past = len(token_ids), self.cache.length
         if not 0 < rows <= self.context - past:
             raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
-        if mask is not None and not self._takes_bias:
-            raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks.")
-        padded = max(rows, self._minimum_rows)
+        if not self._takes_bias and not (mask is None and positions is None):
+            raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks and positions.")
+        if positions is not None and past == 0:
+            raise RequestError("An empty cache takes no positions; put the first token into it before a tree.")
+        padded = self._padded(rows)
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
         wanted = len(logit_rows)
-        padded_wanted = max(wanted, self._minimum_rows) if wanted else 0
+        padded_wanted = self._padded(wanted) if wanted else 0
         self._resize(padded, padded_wanted)
 
         self._token_ids[0, :rows] = token_ids
@@ -121,6 +130,12 @@ class Model:
         """Append tokens to the cache in chunks, without computing logits."""
         for start in range(0, len(token_ids), PREFILL_ROWS):
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
+
+    def _padded(self, rows: int) -> int:
+        padded = max(rows, self._minimum_rows)
+        if self._minimum_rows > 1 and rows > _ONE_BLOCK_ROWS:
+            padded += padded % 2
+        return padded
 
     def _open(self, bundle: Bundle, path: str, providers: Sequence[str], threads: int | None) -> Any:
         options = self._ort.SessionOptions()

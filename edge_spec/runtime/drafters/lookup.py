@@ -32,6 +32,7 @@ class LookupDrafter:
     """
 
     name = "lookup"
+    default_budget = 8  # looking up costs nothing, so long proposals are worth a try
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         if not 1 <= min_ngram <= max_ngram:

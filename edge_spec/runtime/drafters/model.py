@@ -17,6 +17,7 @@ class ModelDrafter:
     """Lets the draft model continue the text, one token after the other, with a cache of its own."""
 
     name = "model"
+    default_budget = 4
 
     def __init__(self, model: Model) -> None:
         """Draft with ``model``, whose cache now belongs to this drafter."""

@@ -42,6 +42,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def default_budget(self) -> int:
+        """Tokens proposed per round where the request does not say."""
+        ...
+
+    @property
     def memory_bytes(self) -> int:
         """Memory held now, in bytes."""
         ...

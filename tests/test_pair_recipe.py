@@ -1,0 +1,239 @@
+"""Pair recipes: what a file may say, what is refused, and how the command line's options win over it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge_spec import cli
+from edge_spec.errors import EdgeSpecError
+from edge_spec.export.pair_recipe import PairRecipe, read_pair_recipe
+from edge_spec.export.recipe import RECIPES, find_recipe, with_formats
+from gguf_files import model_metadata, tokenizer_metadata, write_model
+
+METADATA = {**model_metadata(), **tokenizer_metadata(merges=("z z",))}
+SHIPPED = sorted((Path(__file__).parent.parent / "models").glob("*.toml"))
+
+
+def write_recipe(folder: Path, text: str) -> Path:
+    path = folder / "pair.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_models_and_recipes_are_read(tmp_path: Path) -> None:
+    path = write_recipe(
+        tmp_path,
+        """
+        [target]
+        source = "owner/big"
+        recipe = "w8a8"
+        [draft]
+        source = "owner/small"
+        recipe = "int4"
+        """,
+    )
+    assert read_pair_recipe(path) == PairRecipe("owner/big", "owner/small", RECIPES["w8a8"], RECIPES["int4"])
+
+
+def test_draft_and_recipe_can_be_left_out(tmp_path: Path) -> None:
+    assert read_pair_recipe(write_recipe(tmp_path, "[target]\nsource = 'owner/big'")) == PairRecipe(
+        "owner/big", None, None, None
+    )
+
+
+def test_formats_replace_those_of_the_named_recipe(tmp_path: Path) -> None:
+    path = write_recipe(
+        tmp_path,
+        """
+        [target]
+        source = "owner/big"
+        recipe = "w8a8"
+        formats = { embedding = "fp16", lm_head = "int4" }
+        """,
+    )
+    recipe = read_pair_recipe(path).recipe
+    assert recipe is not None
+    assert recipe.to_dict() == {
+        "name": "w8a8 (embedding fp16, lm_head int4)",
+        "embedding": "fp16",
+        "attention": "w8a8",
+        "mlp_up": "w8a8",
+        "mlp_down": "w8a8",
+        "lm_head": "int4",
+    }
+
+
+def test_coarsest_format_decides_how_far_a_mixed_recipe_may_stray() -> None:
+    assert with_formats(RECIPES["w8a8"], {"lm_head": "int4"}).max_mean_kl == RECIPES["int4"].max_mean_kl
+    assert with_formats(RECIPES["fp16"], {"embedding": "int8"}).max_mean_kl == RECIPES["w8a8"].max_mean_kl
+    assert with_formats(RECIPES["w8a8"], {"mlp_down": "fp16"}).max_mean_kl == RECIPES["w8a8"].max_mean_kl
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[target", "not a TOML file"),
+        ("", r"no \[target\]"),
+        ("[draft]\nsource = 'owner/small'", r"no \[target\]"),
+        ("[target]\nrecipe = 'int4'", r"\[target\] needs a source"),
+        ("[target]\nsource = 'a/b'\n[draft]", r"\[draft\] needs a source"),
+        ("[target]\nsource = 7", r"needs a source.*not 7"),
+        ("target = 'a/b'", r"\[target\] is to be a table, not 'a/b'"),
+        ("device = 'cpu'\n[target]\nsource = 'a/b'", "unknown key 'device'; expected target, draft"),
+        ("[target]\nsource = 'a/b'\nrecipie = 'int4'", r"\[target\] has the unknown key 'recipie'.*source, recipe"),
+        ("[target]\nsource = 'a/b'\nrecipe = 'int3'", "unknown recipe 'int3'; expected one of fp32, fp16"),
+        ("[target]\nsource = 'a/b'\nrecipe = ['int4']", r"unknown recipe \['int4'\]"),
+        ("[target]\nsource = 'a/b'\n[target.formats]\nlm_head = 'int4'", r"changes a recipe, so \[target\] needs one"),
+        (
+            "[target]\nsource = 'a/b'\nrecipe = 'w8a8'\nformats = 'int4'",
+            r"\[target.formats\] is to be a table, not 'int4'",
+        ),
+        (
+            "[target]\nsource = 'a/b'\nrecipe = 'w8a8'\n[target.formats]\nmlp = 'int4'",
+            r"\[target.formats\]: Unknown layer class 'mlp'; expected one of embedding, attention",
+        ),
+        (
+            "[target]\nsource = 'a/b'\nrecipe = 'w8a8'\n[target.formats]\nlm_head = 'int8'",
+            "Unknown format 'int8' of lm_head; expected one of fp32, fp16, w8a8, int4",
+        ),
+        (
+            "[target]\nsource = 'a/b'\nrecipe = 'w8a8'\n[target.formats]\nembedding = 'w8a8'",
+            "Unknown format 'w8a8' of embedding; expected one of fp32, fp16, int8, int4",
+        ),
+        (
+            "[target]\nsource = 'a/b'\nrecipe = 'w8a8'\n[target.formats]\nlm_head = {}",
+            "Unknown format {} of lm_head",
+        ),
+    ],
+)
+def test_faulty_recipe_is_refused_by_name_and_reason(text: str, message: str, tmp_path: Path) -> None:
+    path = write_recipe(tmp_path, text)
+    with pytest.raises(EdgeSpecError, match=message) as refused:
+        read_pair_recipe(path)
+    assert str(path) in str(refused.value)
+
+
+def test_missing_file_folder_and_binary_file_are_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "pair.gguf"
+    binary.write_bytes(b"GGUF\x03\xff\xfe")
+    for path, message in [
+        (tmp_path / "none.toml", "cannot be read: No such file"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (binary, "not a TOML file"),
+    ]:
+        with pytest.raises(EdgeSpecError, match=message):
+            read_pair_recipe(path)
+
+
+def test_source_beside_the_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "big.gguf").touch()
+    path = write_recipe(tmp_path, "[target]\nsource = 'weights/big.gguf'\n[draft]\nsource = 'weights/absent.gguf'")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    pair = read_pair_recipe(path)
+    assert pair.target == str(tmp_path / "weights" / "big.gguf")
+    assert pair.draft == "weights/absent.gguf"
+
+
+@pytest.mark.parametrize(
+    ("layer_class", "stored", "reason"),
+    [("attention", "w8a8", "no w8a8 kernel"), ("lm_head", "fp32", "float16"), ("embedding", "fp32", "float16")],
+)
+def test_cuda_refuses_a_single_layer_class_it_cannot_run(layer_class: str, stored: str, reason: str) -> None:
+    mixed = with_formats(RECIPES["int4"], {layer_class: stored})
+    assert find_recipe(mixed, "cpu") is mixed
+    with pytest.raises(EdgeSpecError, match=f"does not run on CUDA.*{reason}.*{layer_class} as {stored}"):
+        find_recipe(mixed, "cuda")
+
+
+def test_cuda_takes_mixed_recipes_it_can_run() -> None:
+    mixed = with_formats(RECIPES["int4"], {"lm_head": "fp16", "embedding": "int8"})
+    assert find_recipe(mixed, "cuda") is mixed
+
+
+def test_recipes_that_ship_are_valid_and_say_whether_they_were_run() -> None:
+    assert SHIPPED
+    for path in SHIPPED:
+        pair = read_pair_recipe(path)
+        assert find_recipe(pair.recipe or "w8a8", "cpu")
+        assert "/" in pair.target
+        assert "run here" in path.read_text("utf-8").lower(), path
+
+
+def test_export_takes_models_and_formats_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "target.gguf", metadata=METADATA)
+    write_model(tmp_path / "draft.gguf", metadata=METADATA)
+    path = write_recipe(
+        tmp_path,
+        """
+        [target]
+        source = "target.gguf"
+        recipe = "fp32"
+        [target.formats]
+        embedding = "int8"
+        mlp_up = "w8a8"
+        mlp_down = "int4"
+        lm_head = "fp16"
+        [draft]
+        source = "draft.gguf"
+        recipe = "fp16"
+        """,
+    )
+    output = tmp_path / "out.pair"
+    assert cli.main(["export", "--pair", str(path), "--output", str(output), "--no-check", "--json"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["target"]["recipe"] == {
+        "name": "fp32 (embedding int8, mlp_up w8a8, mlp_down int4, lm_head fp16)",
+        "embedding": "int8",
+        "attention": "fp32",
+        "mlp_up": "w8a8",
+        "mlp_down": "int4",
+        "lm_head": "fp16",
+    }
+    assert manifest["target"]["integer_weights"] in ("int8", "uint8")
+    assert manifest["draft"]["recipe"] == RECIPES["fp16"].to_dict()
+
+    run = ["run", str(output), "one two one two", "--max-new-tokens", "16", "--json", "--speculation"]
+    texts = []
+    for speculation in ("off", "model", "lookup"):
+        assert cli.main([*run, speculation]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_options_win_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = write_model(tmp_path / "here.gguf", metadata=METADATA)
+    path = write_recipe(
+        tmp_path,
+        """
+        [target]
+        source = "owner/not-on-this-machine"
+        recipe = "w8a8"
+        [draft]
+        source = "owner/neither"
+        recipe = "fp32"
+        """,
+    )
+    options = ["--target", str(here), "--draft", str(here), "--recipe", "fp16"]
+    output = tmp_path / "out.pair"
+    assert cli.main(["export", "--pair", str(path), "--output", str(output), "--no-check", "--json", *options]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["target"]["source"] == manifest["draft"]["source"] == str(here)
+    assert manifest["target"]["recipe"]["name"] == "fp16"
+    assert manifest["draft"]["recipe"]["name"] == "fp32"
+
+
+def test_faulty_file_is_one_clear_line_and_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_recipe(tmp_path, "[target]\nsource = 'a/b'\nrecipe = 'int3'")
+    assert cli.main(["export", "--pair", str(path), "--output", str(tmp_path / "out.pair")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"edge-spec: error: The pair recipe {path} is not valid: [target] has")
+    assert captured.err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == [path]

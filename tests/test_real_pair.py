@@ -1,0 +1,94 @@
+"""The whole way on real weights: export, load, generate, and the same text whoever drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge_spec
+from edge_spec.bundle import open_bundle
+from edge_spec.export import export_pair
+from edge_spec.runtime.model import Model
+
+RealWeights = Callable[[str], Path]
+
+NEW_TOKENS = 96
+PROMPTS = tuple(
+    json.loads(line)["turns"][0]
+    for line in (Path(__file__).parent.parent / "benchmarks" / "prompts.jsonl").read_text("utf-8").splitlines()
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2(real_weights: RealWeights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge_spec.Engine]:
+    output = tmp_path_factory.mktemp("bundles") / "smollm2"
+    export_pair(real_weights("smollm2"), None, output)
+    with edge_spec.load(output, context=1024) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def qwen_bundle(real_weights: RealWeights, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("bundles") / "qwen"
+    export_pair(real_weights("qwen-target"), real_weights("qwen-draft"), output)
+    return output
+
+
+@pytest.fixture(scope="module")
+def qwen(qwen_bundle: Path) -> Iterator[edge_spec.Engine]:
+    with edge_spec.load(qwen_bundle, context=1024) as engine:
+        yield engine
+
+
+def assert_every_drafter_gives_the_plain_text(engine: edge_spec.Engine) -> None:
+    for prompt in PROMPTS:
+        messages = [{"role": "user", "content": prompt}]
+        plain = engine.chat(messages, speculation="off", max_new_tokens=NEW_TOKENS)
+        assert plain.statistics.rounds == plain.statistics.new_tokens
+        for drafter in engine.drafters:
+            drafted = engine.chat(messages, speculation=drafter, max_new_tokens=NEW_TOKENS)
+            assert drafted.token_ids == plain.token_ids, f"{drafter} changed the answer to {prompt!r}"
+            assert drafted.text == plain.text
+
+
+@pytest.mark.timeout(1200)
+def test_smollm2_says_the_same_with_and_without_drafting(smollm2: edge_spec.Engine) -> None:
+    assert_every_drafter_gives_the_plain_text(smollm2)
+
+
+@pytest.mark.timeout(2400)
+def test_the_qwen_pair_says_the_same_with_and_without_drafting(qwen: edge_spec.Engine) -> None:
+    assert qwen.drafters == ("model", "lookup")
+    assert_every_drafter_gives_the_plain_text(qwen)
+
+
+def test_the_qwen_draft_is_worth_having(qwen: edge_spec.Engine) -> None:
+    completion = qwen.chat([{"role": "user", "content": PROMPTS[0]}], speculation="model", max_new_tokens=NEW_TOKENS)
+    assert completion.statistics.mean_accepted_length > 2
+    assert "def " in completion.text
+
+
+@pytest.mark.timeout(1200)
+def test_rows_of_the_real_target_do_not_depend_on_their_companions(qwen_bundle: Path) -> None:
+    bundle = open_bundle(qwen_bundle, verify=False)
+    target = Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], context=256, minimum_rows=2)
+    tokens = np.random.default_rng(0).integers(0, bundle.manifest.vocab_size, 120).tolist()
+    target.prefill(tokens[:88])
+    expected = target.forward(tokens[88:], range(32)).copy()
+    for width in (1, 2, 3, 5, 9, 17):
+        target.cache.rollback(88)
+        for start in range(0, 32, width):
+            rows = tokens[88 + start : 88 + min(start + width, 32)]
+            logits = target.forward(rows, range(len(rows)))
+            assert np.array_equal(logits, expected[start : start + len(rows)]), f"width {width}, row {start}"
+
+
+def test_the_export_is_close_to_float32(qwen_bundle: Path) -> None:
+    manifest = open_bundle(qwen_bundle, verify=False).manifest
+    assert manifest.target.quality is not None and manifest.target.quality.mean_kl < 0.1
+    assert manifest.draft is not None and manifest.draft.quality is not None
+    assert manifest.draft.quality.mean_kl < 0.15

@@ -1,0 +1,169 @@
+"""Float32 graphs compute what transformers computes, however the tokens arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.export import export_pair
+from edge_spec.runtime.model import Model
+from tiny_models import TOKENS, random_model, save_checkpoint
+
+Logits = npt.NDArray[np.float32]
+
+TOLERANCE = 1e-4
+CONTEXT = 96
+
+# Query heads that share a key-value head: hidden size, query heads, key-value heads.
+GROUPS = {1: (64, 4, 4), 3: (96, 6, 2), 7: (112, 7, 1)}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CASES: dict[str, dict[str, Any]] = {
+    f"{family}-{'tied' if tied else 'untied'}-group{group}": {
+        "family": family,
+        "tie_word_embeddings": tied,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+    for family in ("llama", "qwen2")
+    for tied in (True, False)
+    for group, (hidden, heads, kv_heads) in GROUPS.items()
+}
+CASES |= {
+    "llama-every-bias": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama3-rope": {"family": "llama", "rope_parameters": LLAMA3_ROPE},
+    "llama-linear-rope": {"family": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+    "llama-other-theta": {"family": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "llama-wide-heads": {"family": "llama", "head_dim": 32, "num_hidden_layers": 3},
+    "mistral-without-window": {"family": "mistral", "sliding_window": None},
+}
+
+# Eight nodes, parents before children: each entry is the parent's index, -1 for a root.
+TREE = (-1, 0, 1, 0, 3, 1, -1, 6)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model as transformers has it, and as it was exported."""
+
+    reference: PreTrainedModel
+    bundle: Bundle
+    models: dict[int, Model] = field(default_factory=dict)
+
+    def expected(self, token_ids: Sequence[int]) -> Logits:
+        """Logits of every token by one pass of transformers, float32 [tokens, vocab]."""
+        with torch.no_grad():
+            logits = self.reference(torch.tensor([list(token_ids)])).logits[0]
+        return logits.numpy()[:, : self.bundle.manifest.vocab_size]
+
+    def model(self, minimum_rows: int = 2) -> Model:
+        """The exported model with an empty cache, whose buffers still hold what earlier tests left there."""
+        if minimum_rows not in self.models:
+            record = self.bundle.manifest.target
+            self.models[minimum_rows] = Model(
+                self.bundle, record, ["CPUExecutionProvider"], CONTEXT, minimum_rows, threads=1
+            )
+        self.models[minimum_rows].cache.rollback(0)
+        return self.models[minimum_rows]
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    reference = random_model(**request.param)
+    folder = tmp_path_factory.mktemp("parity")
+    checkpoint = save_checkpoint(folder / "checkpoint", reference)
+    report = export_pair(checkpoint, None, folder / "bundle", recipe="fp32", check=False)
+    return Exported(reference, open_bundle(report.path))
+
+
+@pytest.fixture(scope="module")
+def text() -> list[int]:
+    return [int(token) for token in np.random.default_rng(7).integers(0, TOKENS, 80)]
+
+
+def close(actual: Logits, expected: Logits) -> None:
+    assert actual.shape == expected.shape
+    # A flat model would agree with anything.
+    assert np.ptp(expected) > 2
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+
+
+def path_to(node: int) -> list[int]:
+    """Nodes from the root down to ``node``."""
+    return [] if node < 0 else [*path_to(TREE[node]), node]
+
+
+def tree_mask() -> npt.NDArray[np.bool_]:
+    mask = np.zeros((len(TREE), len(TREE)), bool)
+    for node in range(len(TREE)):
+        mask[node, path_to(node)] = True
+    return mask
+
+
+def test_one_pass_over_a_prompt(exported: Exported, text: list[int]) -> None:
+    close(exported.model().forward(text, range(len(text))), exported.expected(text))
+
+
+def test_logits_of_a_few_rows_are_those_rows(exported: Exported, text: list[int]) -> None:
+    rows = [79, 0, 41]
+    close(exported.model().forward(text, rows), exported.expected(text)[rows])
+
+
+@pytest.mark.parametrize("minimum_rows", [1, 2])
+def test_single_steps(exported: Exported, text: list[int], minimum_rows: int) -> None:
+    model = exported.model(minimum_rows)
+    model.prefill(text[:70])
+    steps = [model.forward([token], [0]).copy() for token in text[70:]]
+    close(np.concatenate(steps), exported.expected(text)[70:])
+
+
+def test_chunks_of_eight(exported: Exported, text: list[int]) -> None:
+    model = exported.model()
+    chunks = [model.forward(text[start : start + 8], range(8)).copy() for start in range(0, 80, 8)]
+    close(np.concatenate(chunks), exported.expected(text))
+
+
+@pytest.mark.parametrize("prefix", [1, 33])
+def test_a_tree_of_eight_nodes_equals_its_paths(exported: Exported, text: list[int], prefix: int) -> None:
+    nodes = text[60:68]
+    depth = [len(path_to(node)) - 1 for node in range(len(TREE))]
+    model = exported.model()
+    model.prefill(text[:prefix])
+    actual = model.forward(nodes, range(8), positions=[prefix + level for level in depth], mask=tree_mask())
+    paths = [[*text[:prefix], *(nodes[step] for step in path_to(node))] for node in range(len(TREE))]
+    close(actual, np.stack([exported.expected(path)[-1] for path in paths]))
+
+
+@pytest.mark.parametrize("minimum_rows", [1, 2])
+def test_after_a_rollback_the_dropped_tokens_are_forgotten(
+    exported: Exported, text: list[int], minimum_rows: int
+) -> None:
+    model = exported.model(minimum_rows)
+    model.prefill(text[:40])
+    model.forward(text[60:68], range(8), mask=tree_mask(), positions=[40, 41, 42, 41, 42, 42, 40, 41])
+    model.cache.rollback(30)
+    close(model.forward(text[30:46], range(16)), exported.expected(text[:46])[30:])
+    model.cache.rollback(0)
+    close(model.forward(text[50:51], [0]), exported.expected(text[50:51]))
+
+
+def test_a_full_cache_still_answers_right(exported: Exported) -> None:
+    tokens = [int(token) for token in np.random.default_rng(8).integers(0, TOKENS, CONTEXT)]
+    model = exported.model()
+    model.prefill(tokens[:-1])
+    close(model.forward(tokens[-1:], [0]), exported.expected(tokens)[-1:])
