@@ -93,20 +93,20 @@ def test_rollback_leaves_the_index_as_if_the_rest_had_never_been_there(tokens: l
 
 def test_the_longest_suffix_counts_then_the_most_recent_occurrence() -> None:
     tokens = [1, 2, 3, 7, 9, 3, 8, 1, 2, 3, 6, 4, 3, 5, 1, 2, 3]
-    assert LookupDrafter(3).propose(context_of(tokens), 2).tokens == (6, 4)
-    assert LookupDrafter(1).propose(context_of(tokens), 2).tokens == (5, 1)
+    assert LookupDrafter(3, 1).propose(context_of(tokens), 2).tokens == (6, 4)
+    assert LookupDrafter(1, 1).propose(context_of(tokens), 2).tokens == (5, 1)
     assert LookupDrafter(4, 4).propose(context_of(tokens), 2).tokens == ()
 
 
 def test_a_repetition_may_overlap_its_own_suffix_but_never_is_it() -> None:
-    assert LookupDrafter(3).propose(context_of([5, 5, 5, 5]), 8).tokens == (5,)
-    assert LookupDrafter(3).propose(context_of([1, 2, 1, 2, 1, 2]), 8).tokens == (1, 2)
-    assert LookupDrafter(3).propose(context_of([1, 2, 3]), 8).tokens == ()
-    assert LookupDrafter(3).propose(context_of([1]), 8).tokens == ()
+    assert LookupDrafter(3, 1).propose(context_of([5, 5, 5, 5]), 8).tokens == (5,)
+    assert LookupDrafter(3, 1).propose(context_of([1, 2, 1, 2, 1, 2]), 8).tokens == (1, 2)
+    assert LookupDrafter(3, 1).propose(context_of([1, 2, 3]), 8).tokens == ()
+    assert LookupDrafter(3, 1).propose(context_of([1]), 8).tokens == ()
 
 
 def test_another_text_with_the_same_ending_is_not_taken_for_the_old_one() -> None:
-    drafter = LookupDrafter()
+    drafter = LookupDrafter(min_ngram=1)
     assert drafter.propose(context_of([7, 1, 4, 5, 6, 7]), 2).tokens == (1, 4)
     assert drafter.propose(context_of([8, 2, 4, 5, 6, 7]), 2).tokens == ()
     assert drafter.propose(context_of([8, 2, 4, 5, 6, 8]), 2).tokens == (2, 4)

@@ -53,7 +53,8 @@ def decode(
     """Run rounds until the text is ``max_length`` tokens long.
 
     Before every round the target's cache holds all of ``context.tokens`` but a pending end: after the first round
-    just the last token.
+    just the last token. The first round drafts nothing: it carries the prompt's end, and somebody waits for the first
+    token, while a drafter would have to read the whole prompt before it could propose.
 
     Args:
         target: the model whose text it is.
@@ -62,10 +63,12 @@ def decode(
         max_draft: most tokens to propose in a round.
         max_length: tokens of prompt and output together; at most the target's context.
     """
+    prompt_length = len(context.tokens)
     while len(context.tokens) < max_length:
         started = perf_counter()
         length = len(context.tokens)
-        proposal = _propose(drafter, context, min(max_draft, max_length - length - 1))
+        budget = 0 if length == prompt_length else min(max_draft, max_length - length - 1)
+        proposal = _propose(drafter, context, budget)
         proposed = perf_counter()
 
         pending = context.tokens[target.cache.length :]

@@ -32,9 +32,9 @@ class LookupDrafter:
     """
 
     name = "lookup"
-    default_budget = 8  # looking up costs nothing, so long proposals are worth a try
+    default_budget = 4
 
-    def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 2) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise RequestError(
                 f"min_ngram is {min_ngram!r} and max_ngram is {max_ngram!r}, expected 1 <= min_ngram <= max_ngram"
