@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.drafters.protocol import Drafter, Proposal
+from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.model import PREFILL_ROWS, Model
-from edge_spec.runtime.sampling import probabilities, uniform
-from edge_spec.runtime.verification import Verdict, verify_greedy, verify_token
+from edge_spec.runtime.noise import Noise
+from edge_spec.runtime.proposal import Proposal
+from edge_spec.runtime.sampling import probabilities
+from edge_spec.runtime.verification import RULES, Verdict, verify_greedy
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,9 @@ def _propose(drafter: Drafter | None, context: Context, budget: int) -> Proposal
 
 def _verify(logits: NDArray[np.float32], proposal: Proposal, context: Context) -> Verdict:
     """Apply the request's rule to the rows of one target call: greedy at temperature 0, else token rejection."""
-    sampling, start = context.sampling, len(context.tokens)
+    sampling = context.sampling
     if sampling.greedy:
-        return verify_greedy(logits, proposal.tokens)
-    seed = sampling.seed
-    assert seed is not None  # the context's parameters are seeded
-
-    def noise(row: int, stream: int) -> float:
-        return uniform(seed, start + row, stream)
-
-    return verify_token(probabilities(logits, sampling), proposal.q, proposal.tokens, noise)
+        return verify_greedy(logits, proposal)
+    assert sampling.seed is not None  # the context's parameters are seeded
+    noise = Noise(sampling.seed).round(len(context.tokens))
+    return RULES["token"].verify(probabilities(logits, sampling), proposal, noise)

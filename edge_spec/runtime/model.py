@@ -37,6 +37,7 @@ class Model:
         context: int,
         minimum_rows: int,
         threads: int | None = None,
+        fixed_rows: int | None = None,
     ) -> None:
         """Load a model of a bundle.
 
@@ -49,6 +50,8 @@ class Model:
                 differently from those for several, and speculation must not show in the output. For the same reason
                 its wide calls get an even number of rows.
             threads: threads of the session, ``None`` for ONNX Runtime's choice.
+            fixed_rows: give every session call exactly this many rows, by padding and by splitting. The dear way to
+                bitwise exactness, for kernels that round differently for every width.
 
         Raises:
             BundleError: ONNX Runtime refuses the graph.
@@ -57,6 +60,7 @@ class Model:
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
         self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
         self._minimum_rows = minimum_rows
+        self._fixed_rows = fixed_rows
         self._vocab_size = bundle.manifest.vocab_size
         self._logits_size = record.architecture.logits_size
         # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
@@ -66,7 +70,7 @@ class Model:
         self._binding = self._session.io_binding()
         # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
-        self.cache = KVCache(self._ort, record.architecture, context + minimum_rows, self._dtype, self._device)
+        self.cache = KVCache(self._ort, record.architecture, context + (fixed_rows or minimum_rows), self._dtype, self._device)
         self.cache.bind(self._binding)
         self._seqlens_k = self._bind_input("seqlens_k", [1], np.int32)
         self._total_length = self._bind_input("total_sequence_length", [], np.int32)
@@ -100,6 +104,8 @@ class Model:
         rows, past = len(token_ids), self.cache.length
         if not 0 < rows <= self.context - past:
             raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
+        if self._fixed_rows is not None and rows > self._fixed_rows:
+            return self._forward_split(self._fixed_rows, token_ids, logit_rows, positions, mask)
         if not self._takes_bias and not (mask is None and positions is None):
             raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks and positions.")
         if positions is not None and past == 0:
@@ -131,7 +137,28 @@ class Model:
         for start in range(0, len(token_ids), PREFILL_ROWS):
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
 
+    def _forward_split(
+        self,
+        width: int,
+        token_ids: Sequence[int],
+        logit_rows: Sequence[int],
+        positions: Sequence[int] | None,
+        mask: npt.NDArray[np.bool_] | None,
+    ) -> npt.NDArray[np.float32]:
+        """Run a call wider than the fixed width as several."""
+        if mask is not None:
+            raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
+        logits = np.empty((len(logit_rows), self._vocab_size), np.float32)
+        for start in range(0, len(token_ids), width):
+            stop = min(start + width, len(token_ids))
+            wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
+            part = None if positions is None else positions[start:stop]
+            logits[wanted] = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+        return logits
+
     def _padded(self, rows: int) -> int:
+        if self._fixed_rows is not None:
+            return self._fixed_rows
         padded = max(rows, self._minimum_rows)
         if self._minimum_rows > 1 and rows > _ONE_BLOCK_ROWS:
             padded += padded % 2

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.drafters.protocol import Proposal
 from edge_spec.runtime.model import Model
-from edge_spec.runtime.sampling import Stream, greedy_tokens, probabilities, sample, uniform
+from edge_spec.runtime.noise import Stream, sample, uniform
+from edge_spec.runtime.proposal import Proposal
+from edge_spec.runtime.sampling import greedy_tokens, probabilities
 
 
 class ModelDrafter:
@@ -44,7 +45,7 @@ class ModelDrafter:
             else:
                 assert sampling.seed is not None  # the context's parameters are seeded
                 law = probabilities(logits, sampling)
-                token = sample(law[0], uniform(sampling.seed, start + len(tokens), Stream.DRAFT))
+                token = sample(law[0], uniform(sampling.seed, start, Stream.DRAFT, len(tokens)))
                 laws.append(law)
             tokens.append(token)
             pending = (token,)
