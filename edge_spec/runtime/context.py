@@ -12,8 +12,8 @@ class Context:
     """The text so far and how it is being sampled.
 
     Attributes:
-        tokens: prompt and everything emitted, in order. It only grows, except that the engine may cut it back.
-        sampling: parameters of the request, its seed resolved to an integer.
+        tokens: prompt and everything emitted, in order. It only grows.
+        sampling: parameters of the request, with a seed unless they are greedy.
     """
 
     tokens: list[int]

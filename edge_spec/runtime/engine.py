@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from numbers import Integral
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.chat_template import ChatTemplate
+from edge_spec.runtime.chat_template import ChatTemplate, checked_messages
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.lookup import LookupDrafter
@@ -36,9 +38,8 @@ Message = Mapping[str, Any]
 # Tokens of context where the caller does not say: the cache of a long one would not fit a small device.
 DEFAULT_CONTEXT = 4096
 
-# A target call never has one row, so that plain and speculative decoding use the same kernels.
-TARGET_ROWS = 2
-DRAFT_ROWS = 1
+# Beyond the number of cores, threads only wait for each other; thousands would seem to hang.
+MOST_THREADS = 256
 
 
 def load(
@@ -70,7 +71,6 @@ class Engine:
     Attributes:
         manifest: what the bundle says of itself.
         context: most tokens of prompt and output together.
-        drafters: names usable as ``speculation``, the one ``"auto"`` picks first.
     """
 
     def __init__(self, bundle: Bundle, device: str, context: int | None, threads: int | None) -> None:
@@ -80,22 +80,21 @@ class Engine:
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else _checked_count("context", context, 2)
         if self.context > limit:
             raise RequestError(f"context is {context}, expected at most {limit}, the limit of this bundle's target.")
-        if threads is not None:
-            _checked_count("threads", threads, 1)
+        if threads is not None and _checked_count("threads", threads, 1) > MOST_THREADS:
+            raise RequestError(f"threads is {threads}, expected at most {MOST_THREADS}; one per physical core is best.")
         providers = select_provider(device, self.manifest.device)
         _require_exact_integers(bundle)
 
-        def model(record: ModelRecord, minimum_rows: int) -> Model:
+        def model(record: ModelRecord, exact_rows: bool) -> Model:
             context = min(self.context, record.architecture.context_length)
-            return Model(bundle, record, providers, context, minimum_rows, threads)
+            return Model(bundle, record, providers, context, exact_rows, threads)
 
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
-        template = bundle.chat_template()
-        self._template = None if template is None else ChatTemplate(template, self.manifest.named_tokens)
-        self._target = model(self.manifest.target, TARGET_ROWS)
+        self._template_source = bundle.chat_template()
+        self._target = model(self.manifest.target, exact_rows=True)
         self._drafters: dict[str, Drafter] = {}
         if self.manifest.draft is not None:
-            self._drafters["model"] = ModelDrafter(model(self.manifest.draft, DRAFT_ROWS))
+            self._drafters["model"] = ModelDrafter(model(self.manifest.draft, exact_rows=False))
         self._drafters["lookup"] = LookupDrafter()
         self._serving: Context | None = None
         self._closed = False
@@ -111,7 +110,7 @@ class Engine:
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Completion:
         """Answer ``messages``, such as ``[{"role": "user", "content": "Hi"}]``; see :meth:`stream` for the options."""
-        return _last(self.stream(messages, **options))
+        return _last(self.stream(checked_messages(messages), **options))
 
     def stream(
         self,
@@ -152,7 +151,7 @@ class Engine:
         drafter = self._choose_drafter(speculation)
         if max_draft is None:
             max_draft = 0 if drafter is None else drafter.default_budget
-        _checked_count("max_draft", max_draft, 0)
+        max_draft = _checked_count("max_draft", max_draft, 0)
         tokens = self._encode(prompt_or_messages)
         return self._generate(Context(tokens, sampling), drafter, max_draft)
 
@@ -179,7 +178,8 @@ class Engine:
         self._serving = context
         try:
             sampling = context.sampling
-            statistics = Statistics(prompt_tokens=len(context.tokens), seed=sampling.seed)
+            seed = None if sampling.greedy else sampling.seed
+            statistics = Statistics(prompt_tokens=len(context.tokens), seed=seed)
             output = Output(
                 self._tokenizer, sampling, self.manifest.eos_token_ids, room=self.context - len(context.tokens)
             )
@@ -187,11 +187,11 @@ class Engine:
             if drafter is not None:
                 drafter.rollback(0)
             prefill(self._target, context)
-            statistics.prefill_seconds = perf_counter() - started
+            statistics.record_prefill(perf_counter() - started)
             max_length = len(context.tokens) + output.limit
             for round_ in decode(self._target, drafter, context, max_draft, max_length):
                 text, emitted = output.push(round_.tokens)
-                statistics.record(round_, len(emitted), perf_counter() - started)
+                statistics.record(round_, len(emitted))
                 origins = tuple(
                     round_.drafter if index < round_.accepted and round_.drafter else "target"
                     for index in range(len(emitted))
@@ -229,6 +229,13 @@ class Engine:
             raise RequestError(f"speculation is {speculation!r}, expected one of {known}.{hint}")
         return self._drafters[speculation]
 
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        """The chat template, read when somebody chats: a broken one is no obstacle to continuing text."""
+        if self._template_source is None:
+            raise RequestError("This bundle has no chat template; give the prompt as text instead of messages.")
+        return ChatTemplate(self._template_source, self.manifest.named_tokens)
+
     def _encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:
         """Turn a prompt into token ids that fit the context with room for at least one more."""
         tokens: list[int]
@@ -239,8 +246,6 @@ class Engine:
                 f"The prompt is a {type(prompt).__name__}; expected text, a sequence of token ids, or chat messages."
             )
         elif len(prompt) and isinstance(prompt[0], Mapping):
-            if self._template is None:
-                raise RequestError("This bundle has no chat template; give the prompt as text instead of messages.")
             tokens = self._tokenizer.encode(self._template.render(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         else:
             tokens = _checked_ids(prompt, self.manifest.vocab_size)
@@ -255,9 +260,9 @@ class Engine:
 
 
 def _checked_count(name: str, value: object, lowest: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
         raise RequestError(f"{name} is {value!r}, expected an integer of at least {lowest}.")
-    return value
+    return int(value)
 
 
 def _last(chunks: Iterator[Chunk]) -> Completion:

@@ -51,8 +51,10 @@ class Output:
         before = len(self.token_ids)
         for token in tokens:
             self.token_ids.append(token)
-            pieces.append(self._stream.push(token))
-            if token in self._eos_token_ids or self._stream.finished:
+            is_end = token in self._eos_token_ids
+            if not is_end:  # its text is never wanted, and not every tokenizer has it among the special tokens
+                pieces.append(self._stream.push(token))
+            if is_end or self._stream.finished:
                 self.finish_reason = "stop"
             elif len(self.token_ids) == self.limit:
                 self.finish_reason = "length"

@@ -39,6 +39,8 @@ class ModelDrafter:
         laws: list[NDArray[np.float32]] = []
         while len(tokens) < budget:
             logits = self._model.forward(pending, (len(pending) - 1,))
+            if not np.isfinite(logits.max()):  # a draft that breaks down costs speed, never the text
+                break
             if sampling.greedy:
                 token = int(greedy_tokens(logits)[0])
             else:
