@@ -26,6 +26,9 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 
+# What lies in a bundle. An exporter that finds anything else does not take the folder for its own.
+_ENTRIES = frozenset({MANIFEST, TOKENIZER, CHAT_TEMPLATE, "target", "draft"})
+
 _FORMAT = "edge-spec pair bundle"
 _HASH_BLOCK = 1 << 22
 
@@ -79,7 +82,7 @@ class ModelRecord:
 
     Attributes:
         source: where its weights came from, and ``source_sha256`` which weights those were.
-        recipe: storage format by layer class.
+        recipe: its ``name``, and the storage format by layer class.
         integer_weights: type of the w8a8 weights, ``None`` without any. ``int8`` ones are right only on
             processors whose u8 x s8 products do not saturate.
         quality: ``None`` when the check was skipped.
@@ -158,14 +161,14 @@ def read_manifest(path: Path) -> Manifest:
         BundleError: there is no bundle, the manifest is damaged or edited, or it needs a newer edge-spec.
     """
     file = path / MANIFEST
-    if not file.is_file():
-        what = "is not a folder" if path.exists() and not path.is_dir() else f"has no {MANIFEST}"
-        what = what if path.exists() else "does not exist"
-        raise BundleError(f"{path} {what}; expected a pair bundle as written by 'edge-spec export'.")
     try:
+        if not file.is_file():
+            what = "is not a folder" if path.exists() and not path.is_dir() else f"has no {MANIFEST}"
+            what = what if path.exists() else "does not exist"
+            raise BundleError(f"{path} {what}; expected a pair bundle as written by 'edge-spec export'.")
         body = json.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise BundleError(f"{file} cannot be read ({error.strerror or error}).") from error
+        raise _read_error(file, error) from error
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{file} is not valid JSON ({error}); export the bundle again.") from None
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
@@ -196,25 +199,12 @@ def open_bundle(path: str | os.PathLike[str], verify: bool = True) -> Bundle:
         verify: also compare SHA-256 hashes, which reads every byte once; sizes are always compared.
 
     Raises:
-        BundleError: as :func:`read_manifest`, or a file is missing, cut short or edited.
+        BundleError: as :func:`read_manifest`, or a file is missing, unreadable, cut short or edited.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
     for name, record in manifest.files.items():
-        file = folder / name
-        if not file.is_file():
-            raise BundleError(f"Bundle {folder} lacks its file {name}; copy the whole folder or export it again.")
-        size = file.stat().st_size
-        if size != record.bytes:
-            raise BundleError(
-                f"{file} has {size:,} bytes, but the manifest says {record.bytes:,}: it was cut short or replaced; "
-                "copy the whole folder again or export it again."
-            )
-        if verify and file_sha256(file) != record.sha256:
-            raise BundleError(
-                f"{file} does not have the SHA-256 its manifest names: it was edited or damaged; "
-                "copy the whole folder again or export it again."
-            )
+        _check_file(folder, name, record, verify)
     return Bundle(folder, manifest)
 
 
@@ -230,9 +220,10 @@ def new_bundle(
         BundleError: ``output`` exists and is in the way, the disk is full, or the folder is not writable.
     """
     final = Path(output)
-    _refuse_occupied(final, overwrite)
-    new_parents = [parent for parent in final.parents if not parent.exists()]
+    new_parents: list[Path] = []
     try:
+        _refuse_occupied(final, overwrite)
+        new_parents = [parent for parent in final.parents if not parent.exists()]
         final.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
     except OSError as error:
@@ -248,13 +239,35 @@ def new_bundle(
     try:
         yield staging, seal
         if sealed:
-            _move_into_place(staging, final)
+            _refuse_occupied(final, overwrite)  # somebody else may have put something there meanwhile
+            _move_into_place(staging, final, overwrite)
     except OSError as error:
         raise _write_error(final, error) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         if not final.exists():
             _remove_empty(new_parents)
+
+
+def _check_file(folder: Path, name: str, record: FileRecord, verify: bool) -> None:
+    """Raise BundleError unless a file of the bundle is the one its record describes."""
+    file = folder / name
+    try:
+        if not file.is_file():
+            raise BundleError(f"Bundle {folder} lacks its file {name}; copy the whole folder or export it again.")
+        size = file.stat().st_size
+        if size != record.bytes:
+            raise BundleError(
+                f"{file} has {size:,} bytes, but the manifest says {record.bytes:,}: it was cut short or replaced; "
+                "copy the whole folder again or export it again."
+            )
+        if verify and file_sha256(file) != record.sha256:
+            raise BundleError(
+                f"{file} does not have the SHA-256 its manifest names: it was edited or damaged; "
+                "copy the whole folder again or export it again."
+            )
+    except OSError as error:
+        raise _read_error(file, error) from error
 
 
 def _check_paths(manifest: Manifest) -> None:
@@ -271,12 +284,13 @@ def _check_paths(manifest: Manifest) -> None:
         raise ValueError("a model has no graphs")
 
 
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal."""
+def file_sha256(*paths: Path) -> str:
+    """Return the SHA-256 of the files' contents, one after the other, in hexadecimal."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK):
-            digest.update(block)
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(_HASH_BLOCK):
+                digest.update(block)
     return digest.hexdigest()
 
 
@@ -300,13 +314,28 @@ def _refuse_occupied(final: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise BundleError(f"{final} already exists; choose another output, or ask to overwrite it.")
-    if not (final / MANIFEST).is_file() and not (final.is_dir() and not any(final.iterdir())):
+    entries = {entry.name for entry in final.iterdir()} if final.is_dir() else None
+    if entries is None or (entries and not _has_bundle_manifest(final)):
         raise BundleError(f"{final} is not a pair bundle, so it is not overwritten; choose another output.")
+    if foreign := sorted(entries - _ENTRIES):
+        raise BundleError(
+            f"{final} holds {foreign[0]!r}, which is no part of a bundle, so it is not overwritten; "
+            "move it away, or choose another output."
+        )
 
 
-def _move_into_place(staging: Path, final: Path) -> None:
-    if not final.exists():
-        staging.rename(final)
+def _has_bundle_manifest(folder: Path) -> bool:
+    """Tell whether a folder's manifest begins like a bundle's; a damaged bundle can be overwritten too."""
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            return _FORMAT.encode() in file.read(100)
+    except OSError:
+        return False
+
+
+def _move_into_place(staging: Path, final: Path, overwrite: bool) -> None:
+    if not overwrite or not final.exists():
+        staging.rename(final)  # fails if a folder with something in it has come up there
         return
     retired = Path(tempfile.mkdtemp(prefix=f".{final.name}.old-", dir=final.parent))
     old = retired / "bundle"
@@ -326,6 +355,10 @@ def _remove_empty(folders: Sequence[Path]) -> None:
     for folder in folders:
         with suppress(OSError):  # somebody else has put something there
             folder.rmdir()
+
+
+def _read_error(file: Path, error: OSError) -> BundleError:
+    return BundleError(f"{file} cannot be read ({error.strerror or error}); check the path and its permissions.")
 
 
 def _write_error(final: Path, error: OSError) -> BundleError:

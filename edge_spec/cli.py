@@ -8,9 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edge_spec import __version__
@@ -34,28 +39,75 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; those of the process if ``None``.
     """
+    _prepare_streams()
     arguments = build_parser().parse_args(argv)
     try:
-        status: int = arguments.command(arguments)
-        sys.stdout.flush()
+        with _ending_in_order():
+            status: int = arguments.command(arguments)
+            sys.stdout.flush()
     except EdgeSpecError as error:
-        print(f"edge-spec: error: {error}", file=sys.stderr)
-        return EXIT_QUALITY if isinstance(error, QualityError) else EXIT_ERROR
+        return _fail(str(error), EXIT_QUALITY if isinstance(error, QualityError) else EXIT_ERROR)
     except ModuleNotFoundError as error:
         # What 'run' needs is checked where it is imported; the rest belongs to the heavy stage.
         if error.name is None or error.name.startswith("edge_spec"):
             raise
-        needs = f"this needs the package {error.name!r}, which is not installed: pip install 'edge-spec[export]'"
-        print(f"edge-spec: error: {needs}", file=sys.stderr)
-        return EXIT_ERROR
+        return _fail(f"this needs the package {error.name!r}, which is not installed: pip install 'edge-spec[export]'")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python flushes stdout once more at exit, so point it elsewhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has seen enough.
+        _discard_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        # Files of bundles and checkpoints have errors of their own; what is left is our output, on a full disk, say.
+        _discard_output()
+        return _fail(f"cannot read or write {error.filename or 'the standard streams'}: {error.strerror or error}")
     return status
+
+
+def _fail(message: str, status: int = EXIT_ERROR) -> int:
+    """Say what went wrong, if anybody can hear it, and return the exit status."""
+    with suppress(OSError):
+        print(f"edge-spec: error: {message}", file=sys.stderr)
+    return status
+
+
+def _prepare_streams() -> None:
+    """See that standard streams exist, and that stdout takes any text, whatever its encoding."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the parent; a file opened later would take its place
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Point stdout elsewhere, since Python flushes it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """On SIGTERM and SIGHUP leave through every ``finally``, as on Ctrl-C: an export takes its unfinished folder along.
+
+    Signals that somebody has arranged for already (``nohup``) are left to them.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the tidying up
+        raise SystemExit(128 + number)
+
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        ours = []
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -128,13 +180,19 @@ def _add_run(commands: Any) -> None:
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; can be repeated")
 
     speculation = parser.add_argument_group("speculation")
-    speculation.add_argument("--speculation", metavar="auto|off|model|lookup", help="which drafter is used (auto)")
-    speculation.add_argument("--max-draft", type=int, metavar="K", help="most tokens drafted per round")
+    speculation.add_argument(
+        "--speculation",
+        metavar="auto|off|model|lookup",
+        help="which drafter guesses (auto: the draft model, or lookup without one)",
+    )
+    speculation.add_argument("--max-draft", type=int, metavar="K", help="most tokens drafted per round (4)")
 
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", metavar="auto|cpu|cuda", help="what to run on (auto: what the bundle is for)")
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
-    machine.add_argument("--context", type=int, metavar="N", help="most tokens of prompt and answer together")
+    machine.add_argument(
+        "--context", type=int, metavar="N", help="most tokens of prompt and answer together (4096 or the model's limit)"
+    )
     parser.set_defaults(command=_run)
 
 
@@ -162,9 +220,11 @@ def _add_demo(commands: Any) -> None:
         "edge-spec demo",
         "edge-spec demo --model coder-0.5b.gguf --prompt 'Write a haiku about the sea.'",
     )
-    parser.add_argument("--model", metavar="MODEL", help="GGUF file or hub id (SmolLM2-135M-Instruct, see make demo)")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="GGUF file, Hugging Face folder or hub id (the SmolLM2 of 'make demo')"
+    )
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="ask this instead; can be repeated")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (110)")
     parser.add_argument(
         "--cache", type=Path, metavar="DIR", help="where the bundle is kept (~/.cache/edge-spec/bundles)"
     )

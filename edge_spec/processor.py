@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.errors import MissingDependencyError
+from edge_spec.onnx_runtime import import_onnxruntime
 
 # One node, y = MatMulInteger(a: uint8 [2, 64], b: int8 [64, 16]): int32 [2, 16]. Kept as bytes, because the runtime
 # does not depend on onnx. The tests build it again and compare.
@@ -17,29 +16,6 @@ INTEGER_PRODUCT_MODEL = bytes.fromhex(
     "12080a0208020a0208405a130a0162120e0a0c080312080a0208400a02081062130a0179120e0a0c080612080a020802"
     "0a02081042040a00100d"
 )
-
-
-def import_onnxruntime() -> ModuleType:
-    """Import ONNX Runtime.
-
-    Raises:
-        MissingDependencyError: it is not installed, or the installation is broken.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"ONNX Runtime cannot be imported ({error}). Install one of: pip install 'edge-spec[cpu]', "
-            "or for NVIDIA GPUs: pip install 'edge-spec[gpu]'."
-        ) from error
-    # Two wheels install this module. Removing one of them guts the other and leaves an empty package behind.
-    if not hasattr(onnxruntime, "InferenceSession"):
-        raise MissingDependencyError(
-            "The installation of ONNX Runtime is incomplete. Uninstall both onnxruntime and onnxruntime-gpu, then "
-            "install only one of: pip install 'edge-spec[cpu]', or for NVIDIA GPUs: pip install 'edge-spec[gpu]'."
-        )
-    module: ModuleType = onnxruntime
-    return module
 
 
 def integer_product(a: npt.NDArray[np.uint8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:

@@ -22,16 +22,18 @@ class ProgressBars:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> ProgressBars:
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._tasks:
+            self._progress.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` steps of ``stage`` are done."""
+        if not self._tasks:
+            self._progress.start()  # not before: without a bar it would print an empty line
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage)
         self._progress.update(self._tasks[stage], completed=done, total=total)

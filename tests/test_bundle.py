@@ -207,11 +207,40 @@ def test_something_that_is_no_bundle_is_never_overwritten(checkpoint: Path, tmp_
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"meow")
     (tmp_path / "file").write_text("text")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    for name in ("photos", "file", "dangling"):
+    (tmp_path / "website").mkdir()
+    (tmp_path / "website" / MANIFEST).write_text('{"name": "a web app has a manifest too"}')
+    for name in ("photos", "file", "dangling", "website"):
         with pytest.raises(BundleError, match="is not a pair bundle, so it is not overwritten"):
             export_pair(checkpoint, None, tmp_path / name, overwrite=True)
-    assert names(tmp_path) == ["dangling", "file", "photos"]
+    assert names(tmp_path) == ["dangling", "file", "photos", "website"]
     assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"meow"
+    assert names(tmp_path / "website") == [MANIFEST]
+
+
+def test_a_bundle_is_not_overwritten_together_with_what_somebody_else_put_there(checkpoint: Path, bundle: Path) -> None:
+    (bundle / "notes.txt").write_text("mine")
+    with pytest.raises(BundleError, match="holds 'notes.txt', which is no part of a bundle"):
+        export_pair(checkpoint, None, bundle, overwrite=True)
+    assert (bundle / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_bundle_can_be_overwritten(checkpoint: Path, bundle: Path) -> None:
+    (bundle / MANIFEST).write_bytes((bundle / MANIFEST).read_bytes()[:200])
+    export_pair(checkpoint, None, bundle, overwrite=True, check=False)
+    assert open_bundle(bundle)
+
+
+def test_of_two_exports_at_a_time_the_first_to_be_complete_stays(checkpoint: Path, tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+
+    def overtake(stage: str, done: int, total: int) -> None:
+        if stage == "seal" and done == 0:
+            export_pair(checkpoint, None, output, recipe="fp16", check=False)
+
+    with pytest.raises(BundleError, match="already exists"):
+        export_pair(checkpoint, None, output, recipe="fp32", check=False, progress=overtake)
+    assert open_bundle(output).manifest.target.recipe["name"] == "fp16"
+    assert names(tmp_path) == ["bundle"]
 
 
 def test_an_empty_folder_can_be_overwritten(checkpoint: Path, tmp_path: Path) -> None:
@@ -259,6 +288,12 @@ def test_the_old_bundle_comes_back_if_the_new_one_cannot_take_its_place(
     assert names(bundle.parent) == [bundle.name]
 
 
+def test_an_output_whose_name_is_too_long_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="could not be written .File name too long"):
+        export_pair(checkpoint, None, tmp_path / ("x" * 300))
+    assert names(tmp_path) == []
+
+
 def test_an_output_below_a_file_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with pytest.raises(BundleError, match="could not be written"):
@@ -275,6 +310,28 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
     for name, reason in (("nowhere", "does not exist"), ("file", "is not a folder"), ("empty", "has no manifest.json")):
         with pytest.raises(BundleError, match=f"{name} {reason}; expected a pair bundle"):
             open_bundle(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "target/model.onnx.data"])
+@pytest.mark.parametrize("method", ["open", "stat"])
+def test_a_file_that_may_not_be_read_is_named(
+    bundle: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(Path, method)
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self == bundle / name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, method, refuse)
+    with pytest.raises(BundleError, match=f"{name} cannot be read .Permission denied"):
+        open_bundle(bundle)
+
+
+def test_a_name_that_is_too_long_for_a_bundle_is_refused() -> None:
+    with pytest.raises(BundleError, match="cannot be read .File name too long"):
+        open_bundle("x" * 300)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -323,6 +324,7 @@ def test_run_with_a_seed_repeats_itself(plain_pair: Path, capsys: pytest.Capture
         (["--speculation", "model"], "'model'.*no draft model"),
         (["--device", "cuda"], "exported for 'cpu'"),
         (["--context", "100000"], "context is 100000.*512"),
+        (["--threads", "9" * 20], "threads is 9+, expected at most"),
     ],
 )
 def test_run_refuses_what_the_bundle_cannot_do(
@@ -370,3 +372,56 @@ def test_failed_export_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["export", "--target", str(truncated), "--output", str(tmp_path / "out.pair")]) == 2
     assert "cut.gguf" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == [truncated]
+
+
+def shell(command: str, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of sh in which ``edge_spec`` is the command line."""
+    code = "import sys; from edge_spec.cli import main; sys.exit(main())"
+    program = f"edge_spec() {{ '{sys.executable}' -c '{code}' \"$@\"; }}; {command}"
+    return subprocess.run(
+        ["sh", "-c", program, "sh", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_output_on_a_full_disk_is_one_message(bundle: Path) -> None:
+    process = shell("edge_spec inspect $1 > /dev/full", bundle)
+    assert process.returncode == 2
+    assert process.stderr == "edge-spec: error: cannot read or write the standard streams: No space left on device\n"
+
+
+def test_closed_streams_are_empty_ones(plain_pair: Path) -> None:
+    assert shell("edge_spec run $1 hi --max-new-tokens 2 >&-", plain_pair).returncode == 0
+    process = shell("edge_spec run $1 - --raw <&-", plain_pair)
+    assert process.returncode == 2
+    assert "The prompt is empty" in process.stderr
+
+
+def test_a_name_that_the_terminal_cannot_write_is_escaped(bundle: Path) -> None:
+    unwritable = bundle.rename(bundle.with_name("ü.pair"))
+    process = shell("edge_spec inspect $1", unwritable, PYTHONIOENCODING="ascii")
+    assert process.returncode == 0
+    assert "\\xfc.pair: pair bundle for cpu" in process.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_told_to_end_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny.gguf", metadata=METADATA)
+    code = (
+        "import os, signal, sys; from edge_spec import cli; from edge_spec.progress_bars import ProgressBars; "
+        f"signal.signal({number.value}, signal.default_int_handler if {number.value} == 2 else signal.SIG_DFL); "
+        f"ProgressBars.__call__ = lambda *step: os.kill(os.getpid(), {number.value}); sys.exit(cli.main(sys.argv[1:]))"
+    )
+    arguments = ["export", "--target", str(model), "--output", str(tmp_path / "new" / "tiny.pair")]
+    process = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in process.stderr
+    assert sorted(tmp_path.iterdir()) == [model]
+
+
+def test_failed_export_writes_nothing_but_its_message(tmp_path: Path) -> None:
+    process = shell("edge_spec export --target nowhere.gguf --output $1", tmp_path / "out.pair")
+    assert re.fullmatch(r"edge-spec: error: no checkpoint at .*\n", process.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -16,6 +17,7 @@ import edge_spec
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import CheckpointError, EdgeSpecError, PairError
 from edge_spec.export import ExportReport, export_pair
+from edge_spec.export.recipe import RECIPES
 from edge_spec.runtime.model import Model
 from tiny_models import (
     CHAT_TEMPLATE,
@@ -105,7 +107,7 @@ def test_padding_never_counts(tmp_path: Path, target_rows: int, draft_rows: int)
     assert manifest.draft.architecture.logits_size == draft_rows
     bundle = open_bundle(report.path)
     for record in (manifest.target, manifest.draft):
-        model = Model(bundle, record, ["CPUExecutionProvider"], 16, 2)
+        model = Model(bundle, record, ["CPUExecutionProvider"], 16, exact_rows=True)
         assert model.forward([1, 2, 3], [0, 1, 2]).shape == (3, TOKENS)
     said = " ".join(report.notes)
     assert "share one tokenizer of 267 ids" in said
@@ -152,6 +154,13 @@ def test_on_cuda_both_are_int4(tmp_path: Path) -> None:
     assert manifest.draft is not None and manifest.device == "cuda"
     assert manifest.target.recipe == manifest.draft.recipe
     assert manifest.target.recipe["attention"] == "int4"
+
+
+def test_integer_weights_go_by_the_formats_whatever_the_recipe_is_called(tmp_path: Path) -> None:
+    misnamed = dataclasses.replace(RECIPES["fp32"], name="w8a8")
+    assert (
+        export(tmp_path, checkpoint(tmp_path / "target"), None, recipe=misnamed).manifest.target.integer_weights is None
+    )
 
 
 def test_the_manifest_tells_what_the_checkpoint_said(tmp_path: Path) -> None:
@@ -242,7 +251,9 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
 def test_float32_logits_of_the_bundle_are_the_checkpoints(tmp_path: Path) -> None:
     model = random_model(num_hidden_layers=1)
     bundle = open_bundle(export(tmp_path, save_checkpoint(tmp_path / "target", model), None, recipe="fp32").path)
-    actual = Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], 16, 2).forward([4, 5, 6], [2])
+    actual = Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], 16, exact_rows=True).forward(
+        [4, 5, 6], [2]
+    )
     with torch.no_grad():
         expected = model(torch.tensor([[4, 5, 6]])).logits[0, -1:, :TOKENS].numpy()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)

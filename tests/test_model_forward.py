@@ -47,9 +47,9 @@ def small(tiny_bundle: Callable[..., Path]) -> Model:
     return load(tiny_bundle(recipe="fp32"))
 
 
-def load(path: Path, context: int = CONTEXT, minimum_rows: int = 2) -> Model:
+def load(path: Path, context: int = CONTEXT, exact_rows: bool = True) -> Model:
     bundle = open_bundle(path)
-    return Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], context, minimum_rows)
+    return Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], context, exact_rows)
 
 
 def random_tokens(seed: int, count: int) -> list[int]:
@@ -157,13 +157,14 @@ def test_no_padding_row_can_be_seen(tiny_bundle: Callable[..., Path]) -> None:
     # Without padding a call of one row takes another kernel, so this compares to what floats allow only.
     path = tiny_bundle(recipe="fp32")
     tokens = random_tokens(3, 30)
-    plain, padded = load(path, minimum_rows=1), load(path, minimum_rows=9)
-    for start in range(0, 30, 3):
-        chunk = tokens[start : start + 3]
-        actual = padded.forward(chunk, [2, 0])
+    plain, padded = load(path, exact_rows=False), load(path)
+    start = 0
+    for width in (1, 1, 17, 1, 3, 1):
+        chunk, start = tokens[start : start + width], start + width
+        actual = padded.forward(chunk, [width - 1, 0])
         assert actual.shape == (2, TOKENS)
-        np.testing.assert_allclose(actual, plain.forward(chunk, [2, 0]), rtol=0, atol=1e-4)
-        assert padded.cache.length == plain.cache.length == start + 3
+        np.testing.assert_allclose(actual, plain.forward(chunk, [width - 1, 0]), rtol=0, atol=1e-4)
+        assert padded.cache.length == plain.cache.length == start
 
 
 def test_ids_of_padding_have_no_logits(small: Model) -> None:
@@ -208,7 +209,7 @@ def test_positions_are_refused_where_the_kernel_would_ignore_them(small: Model) 
 
 
 def test_the_buffers_cost_what_the_cache_says(small: Model) -> None:
-    slots = CONTEXT + 2
+    slots = CONTEXT + 1  # one for the padding row
     assert small.cache.capacity == slots
     assert small.cache.memory_bytes == 2 * 2 * 2 * slots * 16 * 4  # layers, key and value, heads, slots, floats
 
@@ -247,4 +248,4 @@ def test_a_graph_that_cannot_be_loaded_is_an_error_of_the_bundle(tmp_path: Path)
     bundle = open_bundle(path)
     (path / "target" / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match="ONNX Runtime cannot load .*model.onnx"):
-        Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], 16, 2)
+        Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], 16, exact_rows=True)

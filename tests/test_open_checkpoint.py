@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,9 @@ def test_some_other_file_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "notes.txt")
 
 
-@pytest.mark.parametrize("source", ["", "nothing", "models/absent.gguf", "/no/such/folder", "./here", "a/b/c", "~/no"])
+@pytest.mark.parametrize(
+    "source", ["", "nothing", "models/absent.gguf", "/no/such/folder", "./here", "a/b/c", "~/no", "~nobody-here/no"]
+)
 def test_what_is_neither_there_nor_a_hub_id_is_refused(
     source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -64,3 +68,20 @@ def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CheckpointError, match="config.json is missing"):
         open_checkpoint("owner/name-1.5B")
     assert fetched == ["owner/name-1.5B"]
+
+
+@pytest.mark.parametrize("source", ["x" * 300, "folder/model.gguf"])
+def test_what_cannot_be_looked_at_is_refused_by_name(
+    source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = Path.stat
+
+    def stat(self: Path, **options: bool) -> os.stat_result:
+        if self.parent.name == "folder":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return real(self, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(CheckpointError, match=f"cannot read '{source}': (File name too long|Permission denied); check"):
+        open_checkpoint(source)

@@ -237,3 +237,14 @@ def test_faulty_file_is_one_clear_line_and_leaves_nothing_behind(
     assert captured.err.startswith(f"edge-spec: error: The pair recipe {path} is not valid: [target] has")
     assert captured.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_source_that_cannot_be_looked_for_is_refused(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path, f"[target]\nsource = '{'x' * 300}'")
+    with pytest.raises(EdgeSpecError, match="pair.toml is not valid: .target. names .*: File name too long"):
+        read_pair_recipe(path)
+
+
+def test_a_source_of_an_unknown_user_is_left_to_the_exporter(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path, "[target]\nsource = '~nobody-here/model.gguf'")
+    assert read_pair_recipe(path).target == "~nobody-here/model.gguf"

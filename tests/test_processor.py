@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
-from types import ModuleType
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_spec.errors import MissingDependencyError
 from edge_spec.processor import (
     INTEGER_PRODUCT_MODEL,
-    import_onnxruntime,
     integer_product,
     integer_products_saturate,
 )
@@ -62,22 +56,3 @@ def test_seven_bit_weights_are_exact_on_every_processor() -> None:
     a = np.full((2, 64), 255, np.uint8)
     b = np.tile(np.array([63, -64], np.int8), (64, 8))
     np.testing.assert_array_equal(integer_product(a, b), exact(a, b))
-
-
-def test_missing_onnxruntime_names_both_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def without_onnxruntime(name: str, *args: object, **kwargs: object) -> ModuleType:
-        if name == "onnxruntime":
-            raise ModuleNotFoundError("No module named 'onnxruntime'", name=name)
-        return real_import(name, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", without_onnxruntime)
-    with pytest.raises(MissingDependencyError, match=r"edge-spec\[cpu\].*edge-spec\[gpu\]"):
-        import_onnxruntime()
-
-
-def test_gutted_onnxruntime_says_how_to_repair_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
-    with pytest.raises(MissingDependencyError, match="Uninstall both"):
-        import_onnxruntime()

@@ -75,7 +75,7 @@ def test_the_qwen_draft_is_worth_having(qwen: edge_spec.Engine) -> None:
 @pytest.mark.timeout(1200)
 def test_rows_of_the_real_target_do_not_depend_on_their_companions(qwen_bundle: Path) -> None:
     bundle = open_bundle(qwen_bundle, verify=False)
-    target = Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], context=256, minimum_rows=2)
+    target = Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], context=256, exact_rows=True)
     tokens = np.random.default_rng(0).integers(0, bundle.manifest.vocab_size, 120).tolist()
     target.prefill(tokens[:88])
     expected = target.forward(tokens[88:], range(32)).copy()

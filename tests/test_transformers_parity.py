@@ -63,7 +63,7 @@ class Exported:
 
     reference: PreTrainedModel
     bundle: Bundle
-    models: dict[int, Model] = field(default_factory=dict)
+    models: dict[bool, Model] = field(default_factory=dict)
 
     def expected(self, token_ids: Sequence[int]) -> Logits:
         """Logits of every token by one pass of transformers, float32 [tokens, vocab]."""
@@ -71,15 +71,15 @@ class Exported:
             logits = self.reference(torch.tensor([list(token_ids)])).logits[0]
         return logits.numpy()[:, : self.bundle.manifest.vocab_size]
 
-    def model(self, minimum_rows: int = 2) -> Model:
+    def model(self, exact_rows: bool = True) -> Model:
         """The exported model with an empty cache, whose buffers still hold what earlier tests left there."""
-        if minimum_rows not in self.models:
+        if exact_rows not in self.models:
             record = self.bundle.manifest.target
-            self.models[minimum_rows] = Model(
-                self.bundle, record, ["CPUExecutionProvider"], CONTEXT, minimum_rows, threads=1
+            self.models[exact_rows] = Model(
+                self.bundle, record, ["CPUExecutionProvider"], CONTEXT, exact_rows, threads=1
             )
-        self.models[minimum_rows].cache.rollback(0)
-        return self.models[minimum_rows]
+        self.models[exact_rows].cache.rollback(0)
+        return self.models[exact_rows]
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
@@ -124,9 +124,9 @@ def test_logits_of_a_few_rows_are_those_rows(exported: Exported, text: list[int]
     close(exported.model().forward(text, rows), exported.expected(text)[rows])
 
 
-@pytest.mark.parametrize("minimum_rows", [1, 2])
-def test_single_steps(exported: Exported, text: list[int], minimum_rows: int) -> None:
-    model = exported.model(minimum_rows)
+@pytest.mark.parametrize("exact_rows", [False, True])
+def test_single_steps(exported: Exported, text: list[int], exact_rows: bool) -> None:
+    model = exported.model(exact_rows)
     model.prefill(text[:70])
     steps = [model.forward([token], [0]).copy() for token in text[70:]]
     close(np.concatenate(steps), exported.expected(text)[70:])
@@ -149,11 +149,11 @@ def test_a_tree_of_eight_nodes_equals_its_paths(exported: Exported, text: list[i
     close(actual, np.stack([exported.expected(path)[-1] for path in paths]))
 
 
-@pytest.mark.parametrize("minimum_rows", [1, 2])
+@pytest.mark.parametrize("exact_rows", [False, True])
 def test_after_a_rollback_the_dropped_tokens_are_forgotten(
-    exported: Exported, text: list[int], minimum_rows: int
+    exported: Exported, text: list[int], exact_rows: bool
 ) -> None:
-    model = exported.model(minimum_rows)
+    model = exported.model(exact_rows)
     model.prefill(text[:40])
     model.forward(text[60:68], range(8), mask=tree_mask(), positions=[40, 41, 42, 41, 42, 42, 40, 41])
     model.cache.rollback(30)

@@ -48,7 +48,6 @@ class Lane:
         if chunk.completion is not None:
             self.pieces.append((self.text_stream.flush(), False))
             self.completion = chunk.completion
-            next(self.chunks, None)  # lets the generation end, and the engine take the next one
 
 
 @dataclass(frozen=True)

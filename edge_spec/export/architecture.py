@@ -2,67 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_spec.errors import CheckpointError, UnsupportedError
-
-
-@dataclass(frozen=True)
-class Family:
-    """A line of models that share one layer layout. Supporting a new line starts with an entry in ``FAMILIES``.
-
-    Attributes:
-        name: the family's name in manifests and messages.
-        hf_model_types: values of ``model_type`` in a Hugging Face ``config.json``.
-        gguf_architectures: values of ``general.architecture`` in a GGUF file.
-        qkv_bias: whether q, k and v carry a bias when the configuration does not say.
-        gguf_permuted_qk: whether GGUF stores the rows of q and k in interleaved rotary order.
-    """
-
-    name: str
-    hf_model_types: tuple[str, ...]
-    gguf_architectures: tuple[str, ...]
-    qkv_bias: bool = False
-    gguf_permuted_qk: bool = False
-
-
-FAMILIES: Sequence[Family] = (
-    Family("llama", ("llama", "mistral"), ("llama",), gguf_permuted_qk=True),
-    Family("qwen2", ("qwen2",), ("qwen2",), qkv_bias=True),
-)
-
-
-def family_of_model_type(model_type: str, where: str) -> Family:
-    """Return the family of a Hugging Face ``model_type``. Raises UnsupportedError, naming ``where``, if unknown."""
-    for family in FAMILIES:
-        if model_type in family.hf_model_types:
-            return family
-    known = ", ".join(name for family in FAMILIES for name in family.hf_model_types)
-    raise UnsupportedError(f"{where}: model_type {model_type!r} is not supported; supported are {known}")
-
-
-def family_of_gguf_architecture(architecture: str, where: str) -> Family:
-    """Return the family of a GGUF ``general.architecture``. Raises UnsupportedError, naming ``where``, if unknown."""
-    for family in FAMILIES:
-        if architecture in family.gguf_architectures:
-            return family
-    known = ", ".join(name for family in FAMILIES for name in family.gguf_architectures)
-    raise UnsupportedError(f"{where}: GGUF architecture {architecture!r} is not supported; supported are {known}")
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding over the whole head, rotate-half layout.
-
-    Attributes:
-        theta: base of the geometric frequency series.
-        frequency_factors: ``head_size / 2`` divisors of the inverse frequencies, or ``None`` for all ones.
-            Every static scaling scheme (linear, Llama 3) reduces to such divisors.
-    """
-
-    theta: float
-    frequency_factors: tuple[float, ...] | None = None
+from edge_spec.errors import CheckpointError
+from edge_spec.export.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -70,7 +13,7 @@ class Architecture:
     """Everything the graph builder and the float32 reference need to know about one model.
 
     Attributes:
-        family: name of the :class:`Family`.
+        family: name of the :class:`~edge_spec.export.family.Family`.
         context_length: positions the checkpoint was trained for.
         vocab_size: rows of the embedding, padding rows included.
         tied_embeddings: whether lm_head is the embedding.

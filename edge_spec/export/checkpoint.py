@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from edge_spec.bundle import file_sha256
 from edge_spec.errors import CheckpointError
 from edge_spec.export.architecture import Architecture
 
 Float32Array = npt.NDArray[np.float32]
-
-_HASH_PIECE = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,22 @@ def open_checkpoint(source: str | PathLike[str]) -> Checkpoint:
         source: a ``.gguf`` file, a Hugging Face folder, or a hub id ``owner/name``, which is downloaded.
 
     Raises:
-        CheckpointError: nothing is there, or what is there is damaged or incomplete.
+        CheckpointError: nothing is there, or what is there is unreadable, damaged or incomplete.
         UnsupportedError: its architecture, tokenizer or quantization is not supported.
     """
+    try:
+        return _open(source)
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"cannot read {str(source)!r}: {reason}; check the path and its permissions") from error
+
+
+def _open(source: str | PathLike[str]) -> Checkpoint:
     # The readers import their formats' packages, and this module's types.
     from edge_spec.export.gguf_checkpoint import GgufCheckpoint
     from edge_spec.export.huggingface import HuggingFaceCheckpoint, download
 
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path's own raises RuntimeError on an unknown ~user
     if path.is_file():
         if path.name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
             raise CheckpointError(f"{path} is one file of a Hugging Face checkpoint; give its folder {path.parent}")
@@ -111,14 +118,9 @@ def open_checkpoint(source: str | PathLike[str]) -> Checkpoint:
     )
 
 
-def file_sha256(paths: Iterable[Path]) -> str:
-    """Return the hex digest of the files' contents, one after the other. Raises CheckpointError if unreadable."""
-    digest = hashlib.sha256()
+def weights_sha256(*paths: Path) -> str:
+    """Return the hex digest of the files that hold the weights. Raises CheckpointError if one is unreadable."""
     try:
-        for path in paths:
-            with path.open("rb") as file:
-                while piece := file.read(_HASH_PIECE):
-                    digest.update(piece)
+        return file_sha256(*paths)
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror or error}") from error
-    return digest.hexdigest()

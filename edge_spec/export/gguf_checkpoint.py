@@ -10,20 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType
 
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import (
-    Architecture,
-    Family,
-    Rope,
-    check_sizes,
-    family_of_gguf_architecture,
-    tensor_shapes,
-)
-from edge_spec.export.checkpoint import Float32Array, Vocabulary, file_sha256
+from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
+from edge_spec.export.checkpoint import Float32Array, Vocabulary, weights_sha256
+from edge_spec.export.family import Family, family_of_gguf_architecture
 from edge_spec.export.gguf_dequantize import SUPPORTED_TYPES, dequantize
 from edge_spec.export.gguf_file import GgufFile, GgufTensor
 from edge_spec.export.gguf_tokenizer import read_vocabulary
+from edge_spec.export.rope import Rope
 
 _GLOBAL_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _LAYER_NAMES = {
@@ -94,7 +90,7 @@ class GgufCheckpoint:
 
     def sha256(self) -> str:
         """Return the hex digest of the file."""
-        return file_sha256([self._file.path])
+        return weights_sha256(self._file.path)
 
     def _find(self, name: str) -> GgufTensor:
         if name == "lm_head.weight" and self.architecture.tied_embeddings:
@@ -234,7 +230,7 @@ def _read_rope(file: GgufFile, prefix: str, head_size: int) -> Rope:
         raise UnsupportedError(f"{values.where}: rope scaling {scheme!r} is not supported; supported are none, linear")
     stored = file.tensors.get(_ROPE_FACTORS)
     if stored is not None:
-        if stored.type is not SUPPORTED_TYPES[0] or stored.shape != (head_size // 2,):
+        if stored.type is not GGMLQuantizationType.F32 or stored.shape != (head_size // 2,):
             raise CheckpointError(
                 f"{values.where}: {_ROPE_FACTORS!r} is {stored.type.name} of shape {stored.shape}, expected F32 of "
                 f"shape {(head_size // 2,)}"

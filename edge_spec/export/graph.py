@@ -57,7 +57,6 @@ class _DecoderGraph:
         self._constants: dict[str, ir.Value] = {}
         self._inputs: list[ir.Value] = []
         self._presents: list[ir.Value] = []
-        self._row_quantized: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
         int64, int32 = ir.DataType.INT64, ir.DataType.INT32
         self._ids = self._input("input_ids", int64, [1, "rows"])
@@ -111,9 +110,7 @@ class _DecoderGraph:
         summed = self._op("Add", [self._hidden, self._pending])
         self._hidden, self._pending = self._op("Gather", [summed, self._logit_rows], {"axis": 1}), None
         normed = self._norm(final_norm, "final_norm")
-        if lm_head.format == "w8a8":
-            self._quantize_rows(normed, may_be_none=True)
-        logits = self._linear(normed, lm_head, None, "lm_head")
+        logits = self._linear(normed, lm_head, None, "lm_head", may_be_empty=True)
         if self._dtype != ir.DataType.FLOAT:
             logits = self._op("Cast", [logits], {"to": ir.DataType.FLOAT})
         _describe(logits, "logits", ir.DataType.FLOAT, [1, "logit_rows", lm_head.outputs])
@@ -161,9 +158,17 @@ class _DecoderGraph:
             self._presents.append(_describe(value, f"present.{index}.{part}", self._dtype, shape))
         return attended
 
-    def _linear(self, x: ir.Value, matrix: PackedMatrix, bias: ir.TensorProtocol | None, name: str) -> ir.Value:
+    def _linear(
+        self,
+        x: ir.Value,
+        matrix: PackedMatrix,
+        bias: ir.TensorProtocol | None,
+        name: str,
+        may_be_empty: bool = False,
+    ) -> ir.Value:
+        """Multiply rows by a matrix; ``may_be_empty`` says that a call may bring no rows at all."""
         if matrix.format == "w8a8":
-            product = self._w8a8(x, matrix, name)
+            product = self._w8a8(x, matrix, name, may_be_empty)
         elif matrix.format == "int4":
             product = self._int4(x, matrix, name)
         else:
@@ -180,8 +185,8 @@ class _DecoderGraph:
         stored = [self._tape.initializer(matrix.tensors[part]) for part in _BLOCK_PARTS if part in matrix.tensors]
         return self._op("MatMulNBits", [x, *stored], attributes, domain=_CONTRIB, name=name)
 
-    def _w8a8(self, x: ir.Value, matrix: PackedMatrix, name: str) -> ir.Value:
-        integers, row_scale = self._quantize_rows(x)
+    def _w8a8(self, x: ir.Value, matrix: PackedMatrix, name: str, may_be_empty: bool) -> ir.Value:
+        integers, row_scale = self._quantize_rows(x, may_be_empty)
         weight, scale = (self._tape.initializer(matrix.tensors[part]) for part in ("weight", "scale"))
         signed = weight.dtype == ir.DataType.INT8
         weight_zero = self._constant("int8_zero", np.int8(0)) if signed else self._constant("middle", np.uint8(128))
@@ -191,26 +196,24 @@ class _DecoderGraph:
         )
         return self._op("Mul", [product, row_scale], name=name + ".scale")
 
-    def _quantize_rows(self, x: ir.Value, may_be_none: bool = False) -> tuple[ir.Value, ir.Value]:
+    def _quantize_rows(self, x: ir.Value, may_be_empty: bool) -> tuple[ir.Value, ir.Value]:
         """Quantize each row on its own to uint8 around 128, so that no row's result depends on its companions.
 
-        Returns the integers and the scale of each row, max|x| / 127. Matrices that read the same rows share them.
-        A row of zeros gets arbitrary integers, and a scale of zero that makes their products zero again.
+        Returns the integers and the scale of each row, max|x| / 127. A row of zeros gets arbitrary integers, and a
+        scale of zero that makes their products zero again.
         """
-        if x not in self._row_quantized:
-            axis = self._constant("last_axis", np.array([-1], np.int64))
-            extreme = self._op("ReduceMax", [self._op("Abs", [x]), axis], {"keepdims": 1})
-            if may_be_none:
-                # Where there are no rows at all, ONNX Runtime 1.23 returns the maximum in the shape of x.
-                start = self._constant("column_start", np.array([0], np.int64))
-                stop = self._constant("column_stop", np.array([1], np.int64))
-                extreme = self._op("Slice", [extreme, start, stop, axis])
-            scale = self._op("Mul", [extreme, self._constant("step", np.float32(1 / 127))])
-            one, middle = self._constant("one", np.float32(1)), self._constant("middle", np.uint8(128))
-            # The contributed operator, since the standard one of this opset is missing in ONNX Runtime 1.23.
-            integers = self._op("QuantizeLinear", [self._op("Div", [x, scale]), one, middle], domain=_CONTRIB)
-            self._row_quantized[x] = integers, scale
-        return self._row_quantized[x]
+        axis = self._constant("last_axis", np.array([-1], np.int64))
+        extreme = self._op("ReduceMax", [self._op("Abs", [x]), axis], {"keepdims": 1})
+        if may_be_empty:
+            # Where there are no rows at all, ONNX Runtime 1.23 returns the maximum in the shape of x.
+            start = self._constant("column_start", np.array([0], np.int64))
+            stop = self._constant("column_stop", np.array([1], np.int64))
+            extreme = self._op("Slice", [extreme, start, stop, axis])
+        scale = self._op("Mul", [extreme, self._constant("step", np.float32(1 / 127))])
+        one, middle = self._constant("one", np.float32(1)), self._constant("middle", np.uint8(128))
+        # The contributed operator, since the standard one of this opset is missing in ONNX Runtime 1.23.
+        integers = self._op("QuantizeLinear", [self._op("Div", [x, scale]), one, middle], domain=_CONTRIB)
+        return integers, scale
 
     def _to_compute_type(self, value: ir.Value, storage: str) -> ir.Value:
         stored = ir.DataType.FLOAT if storage == "fp32" else ir.DataType.FLOAT16

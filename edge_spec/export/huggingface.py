@@ -10,8 +10,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from edge_spec.errors import CheckpointError, MissingDependencyError, UnsupportedError
-from edge_spec.export.architecture import Architecture, check_sizes, family_of_model_type, tensor_shapes
-from edge_spec.export.checkpoint import Float32Array, Vocabulary, file_sha256
+from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
+from edge_spec.export.checkpoint import Float32Array, Vocabulary, weights_sha256
+from edge_spec.export.family import family_of_model_type
 from edge_spec.export.metadata import Metadata
 from edge_spec.export.rope_scaling import rope_from_config
 from edge_spec.export.safetensors_file import SafetensorsFile
@@ -80,7 +81,7 @@ class HuggingFaceCheckpoint:
 
     def sha256(self) -> str:
         """Return the hex digest of the weight files' contents, in the order of their names."""
-        return file_sha256(sorted({shard.path for shard in self._shards.values()}))
+        return weights_sha256(*sorted({shard.path for shard in self._shards.values()}))
 
     def _find(self, name: str) -> tuple[SafetensorsFile, str]:
         """Return the shard that holds a tensor, and the tensor's name in there."""

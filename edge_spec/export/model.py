@@ -76,7 +76,7 @@ def export_model(
         require_quality(quality, recipe, checkpoint.source)
         progress(f"check {folder.name}", 1, 1)
 
-    has_integers = "w8a8" in recipe.to_dict().values()
+    has_integers = "w8a8" in recipe.formats.values()
     return ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),

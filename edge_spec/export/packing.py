@@ -44,7 +44,6 @@ class PackedEmbedding:
     """The token embedding as stored, one token per row; tensors as in :class:`PackedMatrix`."""
 
     format: EmbeddingFormat
-    hidden_size: int
     tensors: Mapping[str, ir.TensorProtocol]
 
 
@@ -136,7 +135,7 @@ class Packer:
             weight = tied_lm_head.tensors["weight"]
             assert isinstance(weight, ir.ExternalTensor)  # everything packed lies in the weight file
             flat = self._weights.alias(weight, "embedding.weight", (vocab_size, hidden_size // 2))
-            return PackedEmbedding(storage, hidden_size, {**tied_lm_head.tensors, "weight": flat})
+            return PackedEmbedding(storage, {**tied_lm_head.tensors, "weight": flat})
 
         def quantize(rows: Float32Array) -> Parts:
             if storage in ("fp32", "fp16"):
@@ -150,7 +149,7 @@ class Packer:
             # Rows are looked up whole, so the padding of the last block must go.
             row_bytes = hidden_size if storage == "int8" else hidden_size // 2
             parts["weight"] = parts["weight"].reshape(vocab_size, -1)[:, :row_bytes]
-        return PackedEmbedding(storage, hidden_size, self._append("embedding", parts))
+        return PackedEmbedding(storage, self._append("embedding", parts))
 
     def _matrix(self, name: str, shape: tuple[int, ...], read_rows: ReadRows, storage: MatrixFormat) -> PackedMatrix:
         outputs, inputs = shape

@@ -70,8 +70,8 @@ def export_pair(
     with new_bundle(output, overwrite) as (folder, seal):
         target_checkpoint = open_checkpoint(target)
         draft_checkpoint = None if draft is None else open_checkpoint(draft)
-        vocab_size, notes = _common_vocabulary(target_checkpoint, draft_checkpoint)
         vocabulary = target_checkpoint.vocabulary
+        notes = _vocabulary_notes(target_checkpoint, draft_checkpoint)
         # Not by the tokenizer's own save, whose errors (a full disk) have no type.
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
@@ -87,7 +87,7 @@ def export_pair(
             Manifest(
                 created_by=f"edge-spec {edge_spec.__version__}",
                 device=device,
-                vocab_size=vocab_size,
+                vocab_size=vocabulary.size,
                 context_length=target_checkpoint.architecture.context_length,
                 eos_token_ids=vocabulary.eos_token_ids,
                 bos_token_id=vocabulary.bos_token_id,
@@ -103,21 +103,19 @@ def export_pair(
     return ExportReport(Path(output), read_manifest(Path(output)), notes)
 
 
-def _common_vocabulary(target: Checkpoint, draft: Checkpoint | None) -> tuple[int, tuple[str, ...]]:
-    """Return the number of ids both models may use, and what there is to say about it."""
-    rows = target.architecture.vocab_size
-    size = min(target.vocabulary.size, rows)
+def _vocabulary_notes(target: Checkpoint, draft: Checkpoint | None) -> tuple[str, ...]:
+    """Return what there is to say about the ids that both models may use. Raises PairError if those differ."""
+    rows, size = target.architecture.vocab_size, target.vocabulary.size
     notes = []
     if draft is not None:
         _require_same_tokenizer(target.vocabulary, draft.vocabulary)
-        notes.append(f"Target and draft share one tokenizer of {target.vocabulary.size:,} ids.")
+        notes.append(f"Target and draft share one tokenizer of {size:,} ids.")
         draft_rows = draft.architecture.vocab_size
         if draft_rows != rows:
-            notes.append(f"Their vocabularies are padded to {rows:,} and {draft_rows:,} rows; the shorter one wins.")
-        size = min(size, draft_rows)
+            notes.append(f"Their vocabularies are padded to {rows:,} and {draft_rows:,} rows.")
     if size < rows:
         notes.append(f"Ids {size:,} to {rows - 1:,} are padding and are never sampled.")
-    return size, tuple(notes)
+    return tuple(notes)
 
 
 def _require_same_tokenizer(target: Vocabulary, draft: Vocabulary) -> None:

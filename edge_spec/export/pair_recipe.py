@@ -19,6 +19,7 @@ device's default.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,9 +79,12 @@ def _model(content: Mapping[str, Any], role: str, folder: Path) -> tuple[str, Re
     if not isinstance(source, str) or not source:
         given = f", not {source!r}" if "source" in table else ""
         raise EdgeSpecError(f"[{role}] needs a source: a GGUF file, a Hugging Face folder or a hub id{given}.")
-    beside = folder / Path(source).expanduser()
-    if beside.exists():
-        source = str(beside)
+    beside = folder / os.path.expanduser(source)  # noqa: PTH111 - Path's own raises RuntimeError on an unknown ~user
+    try:
+        if beside.exists():
+            source = str(beside)
+    except OSError as error:
+        raise EdgeSpecError(f"[{role}] names {str(beside)!r}, which cannot be read: {error.strerror}.") from error
     if name is None:
         if "formats" in table:
             raise EdgeSpecError(f"[{role}.formats] changes a recipe, so [{role}] needs one: {', '.join(RECIPES)}.")

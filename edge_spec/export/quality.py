@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.bundle import QualityRecord
-from edge_spec.errors import MissingDependencyError, QualityError
+from edge_spec.errors import QualityError
 from edge_spec.export.architecture import Architecture
 from edge_spec.export.recipe import Recipe
+from edge_spec.onnx_runtime import import_onnxruntime
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -62,15 +63,10 @@ def graph_logits(graph: Path, architecture: Architecture, token_ids: npt.NDArray
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
     """
-    try:
-        import onnxruntime as ort
-    except ImportError:
-        raise MissingDependencyError(
-            "The numeric check needs ONNX Runtime: pip install 'edge-spec[cpu]' (or skip the check)."
-        ) from None
-    options = ort.SessionOptions()
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     inputs = {value.name: value for value in session.get_inputs()}
     rows = len(token_ids)
     dtype = np.float32 if inputs["past_key_values.0.key"].type == "tensor(float)" else np.float16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from edge_spec.errors import EdgeSpecError
@@ -25,9 +25,9 @@ class Recipe:
 
     Attributes:
         name: what the user asked for.
-        embedding: ``int8`` and ``int4`` are symmetric, in blocks of 32 along a row.
-        attention, mlp_up, mlp_down, lm_head: ``w8a8`` is int8 per output channel times uint8 per row,
-            ``int4`` is symmetric in blocks of 32 along the input.
+        embedding: ``int8`` and ``int4`` are in blocks of 32 along a row.
+        attention, mlp_up, mlp_down, lm_head: ``w8a8`` is 8 bits per output channel times uint8 per row, ``int4`` is
+            in blocks of 32 along the input.
         max_mean_kl: mean KL divergence to the float32 reference, in nats, beyond which an export is refused.
     """
 
@@ -39,9 +39,14 @@ class Recipe:
     lm_head: MatrixFormat
     max_mean_kl: float
 
+    @property
+    def formats(self) -> dict[str, str]:
+        """The formats by layer class."""
+        return {layer_class: getattr(self, layer_class) for layer_class in FORMATS}
+
     def to_dict(self) -> dict[str, str]:
-        """Return the formats by layer class, as written to the manifest."""
-        return {name: value for name, value in asdict(self).items() if name != "max_mean_kl"}
+        """Return the name and the formats by layer class, as written to the manifest."""
+        return {"name": self.name, **self.formats}
 
 
 RECIPES = {
@@ -57,7 +62,6 @@ RECIPES = {
 # On CPU the target verifies several rows at once, where w8a8 is nearly free; the draft runs single rows.
 DEFAULT_RECIPES: dict[Device, tuple[str, str]] = {"cpu": ("w8a8", "int4"), "cuda": ("int4", "int4")}
 
-
 _NOT_ON_CUDA = {"w8a8": "has no w8a8 kernel", "fp32": "computes attention in float16"}
 
 
@@ -68,7 +72,7 @@ def find_recipe(recipe: str | Recipe, device: Device) -> Recipe:
             raise EdgeSpecError(f"Unknown recipe {recipe!r}; expected one of {', '.join(RECIPES)}.")
         recipe = RECIPES[recipe]
     if device == "cuda":
-        for layer_class, stored in _formats(recipe).items():
+        for layer_class, stored in recipe.formats.items():
             if stored in _NOT_ON_CUDA:
                 raise EdgeSpecError(
                     f"Recipe {recipe.name!r} does not run on CUDA, which {_NOT_ON_CUDA[stored]}, but it stores "
@@ -100,9 +104,5 @@ def with_formats(recipe: Recipe, formats: Mapping[str, Any]) -> Recipe:
     name = f"{recipe.name} ({', '.join(f'{layer_class} {stored}' for layer_class, stored in formats.items())})"
     mixed = replace(recipe, name=name, **formats)
     # An embedding in int8 is the one of the recipe w8a8.
-    named = ("w8a8" if stored == "int8" else stored for stored in _formats(mixed).values())
+    named = ("w8a8" if stored == "int8" else stored for stored in mixed.formats.values())
     return replace(mixed, max_mean_kl=max(RECIPES[stored].max_mean_kl for stored in named))
-
-
-def _formats(recipe: Recipe) -> dict[str, str]:
-    return {layer_class: getattr(recipe, layer_class) for layer_class in FORMATS}

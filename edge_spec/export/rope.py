@@ -1,11 +1,25 @@
-"""Rotary position embedding tables, shared by the graph and the float32 reference."""
+"""Rotary position embedding: its parameters, and the tables that the graph and the float32 reference share."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.export.architecture import Rope
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding over the whole head, rotate-half layout.
+
+    Attributes:
+        theta: base of the geometric frequency series.
+        frequency_factors: ``head_size / 2`` divisors of the inverse frequencies, or ``None`` for all ones.
+            Every static scaling scheme (linear, Llama 3) reduces to such divisors.
+    """
+
+    theta: float
+    frequency_factors: tuple[float, ...] | None = None
 
 
 def rotary_tables(

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import Rope
 from edge_spec.export.metadata import Metadata
+from edge_spec.export.rope import Rope
 
 
 def rope_from_config(config: Metadata, head_size: int) -> Rope:

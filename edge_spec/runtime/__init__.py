@@ -1,1 +1,1 @@
-"""The runtime: loads a pair bundle and generates with it. Needs numpy, ONNX Runtime and tokenizers only."""
+"""The runtime: loads a pair bundle and generates with it, on numpy, ONNX Runtime, tokenizers and Jinja2 alone."""

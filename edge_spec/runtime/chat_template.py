@@ -50,7 +50,7 @@ class ChatTemplate:
         Raises:
             RequestError: the messages are malformed, or the template refuses them or fails.
         """
-        conversation = _checked(messages)
+        conversation = checked_messages(messages)
         defaults = {"tools": None, "documents": None, **self._special_tokens}
         try:
             return self._render(
@@ -63,7 +63,8 @@ class ChatTemplate:
             ) from error
 
 
-def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copy the messages of a conversation. Raises RequestError if they are malformed."""
     example = '[{"role": "user", "content": "Hello"}]'
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(f"messages is a {type(messages).__name__}, expected a list such as {example}")

@@ -16,7 +16,7 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: the new text, without special tokens and cut before a stop string.
+        text: the new text, without special tokens and the end-of-text token, cut before a stop string.
         token_ids: every emitted token, the end-of-text token included.
         finish_reason: ``"stop"`` for an end-of-text token, a stop token or a stop string, ``"length"`` for a full
             context or ``max_new_tokens``, ``"deadline"`` when the time was over, ``"cancelled"`` when the caller

@@ -10,15 +10,14 @@ import numpy.typing as npt
 
 from edge_spec.bundle import Bundle, ModelRecord
 from edge_spec.errors import BundleError, RequestError
-from edge_spec.processor import import_onnxruntime
+from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.kv_cache import KVCache
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
 PREFILL_ROWS = 64
 
-# The attention kernel takes query rows in blocks, whose even size depends on the head and the processor's cache but is
-# no smaller than this; the int4 kernel takes blocks of 128. A last block of one row would round differently, so wider
-# calls get an even number of rows.
+# No kernel takes rows in smaller blocks than this. In wider calls a last block of one row would round differently, so
+# those get an even number of rows (docs/exactness.md).
 _ONE_BLOCK_ROWS = 16
 
 
@@ -35,7 +34,7 @@ class Model:
         record: ModelRecord,
         providers: Sequence[str],
         context: int,
-        minimum_rows: int,
+        exact_rows: bool,
         threads: int | None = None,
         fixed_rows: int | None = None,
     ) -> None:
@@ -46,9 +45,9 @@ class Model:
             record: which of its models.
             providers: execution providers, the one that does the work first.
             context: tokens the cache must be able to hold.
-            minimum_rows: calls with fewer rows are padded to this many. A target takes 2: kernels for one row round
-                differently from those for several, and speculation must not show in the output. For the same reason
-                its wide calls get an even number of rows.
+            exact_rows: whether a row must have the same bits whatever rows travel with it, which a target owes so
+                that speculation does not show. Calls are padded for it: kernels for one row round differently from
+                those for several.
             threads: threads of the session, ``None`` for ONNX Runtime's choice.
             fixed_rows: give every session call exactly this many rows, by padding and by splitting. The dear way to
                 bitwise exactness, for kernels that round differently for every width.
@@ -59,7 +58,7 @@ class Model:
         self._ort = import_onnxruntime()
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
         self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
-        self._minimum_rows = minimum_rows
+        self._exact_rows = exact_rows
         self._fixed_rows = fixed_rows
         self._vocab_size = bundle.manifest.vocab_size
         self._logits_size = record.architecture.logits_size
@@ -70,7 +69,8 @@ class Model:
         self._binding = self._session.io_binding()
         # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
-        self.cache = KVCache(self._ort, record.architecture, context + (fixed_rows or minimum_rows), self._dtype, self._device)
+        slots = context + (fixed_rows or 1)
+        self.cache = KVCache(self._ort, record.architecture, slots, self._dtype, self._device)
         self.cache.bind(self._binding)
         self._seqlens_k = self._bind_input("seqlens_k", [1], np.int32)
         self._total_length = self._bind_input("total_sequence_length", [], np.int32)
@@ -159,10 +159,9 @@ class Model:
     def _padded(self, rows: int) -> int:
         if self._fixed_rows is not None:
             return self._fixed_rows
-        padded = max(rows, self._minimum_rows)
-        if self._minimum_rows > 1 and rows > _ONE_BLOCK_ROWS:
-            padded += padded % 2
-        return padded
+        if not self._exact_rows:
+            return rows
+        return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)
 
     def _open(self, bundle: Bundle, path: str, providers: Sequence[str], threads: int | None) -> Any:
         options = self._ort.SessionOptions()

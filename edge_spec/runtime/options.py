@@ -30,4 +30,5 @@ class GenerationOptions(TypedDict, total=False):
     deadline: float | None
     cancelled: Callable[[], bool] | None
     speculation: str
+    verification: str | None
     max_draft: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_spec.errors import ProviderError, RequestError
-from edge_spec.processor import import_onnxruntime
+from edge_spec.onnx_runtime import import_onnxruntime
 
 DEVICES = ("auto", "cpu", "cuda")
 CPU_PROVIDER = "CPUExecutionProvider"

@@ -10,7 +10,7 @@ from edge_spec.runtime.loop import Round
 
 @dataclass
 class Statistics:
-    """Counts and times of one generation. Only tokens really emitted count; times are in seconds.
+    """Counts and times of one generation. What lies behind the end of the text does not count; times are in seconds.
 
     Attributes:
         prompt_tokens: tokens of the prompt.
@@ -18,14 +18,14 @@ class Statistics:
         new_tokens: tokens emitted, the end-of-text token included.
         first_round_tokens: how many of them the first round brought.
         rounds: target calls that emitted tokens.
-        drafted: draft tokens proposed.
+        drafted: draft tokens proposed, up to the end of the text.
         accepted: draft tokens emitted.
         drafted_by_position: proposed tokens by their position within the proposal, from 0.
         accepted_by_position: emitted draft tokens likewise.
-        ttft_seconds: from the request to its first token.
+        ttft_seconds: from the request to the end of its first round.
         prefill_seconds: spent on the prompt before the first round.
         draft_seconds, verify_seconds, overhead_seconds: where the rounds' time went.
-        total_seconds: from the request to its last token.
+        total_seconds: prefill and rounds; what the caller does between chunks is not in it.
     """
 
     prompt_tokens: int
@@ -44,26 +44,31 @@ class Statistics:
     overhead_seconds: float = 0.0
     total_seconds: float = 0.0
 
-    def record(self, round_: Round, emitted: int, elapsed_seconds: float) -> None:
+    def record_prefill(self, seconds: float) -> None:
+        """Add the time spent on the prompt before the first round."""
+        self.prefill_seconds += seconds
+        self.total_seconds += seconds
+
+    def record(self, round_: Round, emitted: int) -> None:
         """Add a round.
 
         Args:
             round_: what the target call brought.
             emitted: how many of its tokens were used; the rest lay behind the end of the text.
-            elapsed_seconds: time since the request.
         """
+        self.total_seconds += round_.total_seconds
         if not self.rounds:
-            self.ttft_seconds, self.first_round_tokens = elapsed_seconds, emitted
-        self.total_seconds = elapsed_seconds
+            self.ttft_seconds, self.first_round_tokens = self.total_seconds, emitted
         accepted = min(emitted, round_.accepted)
+        drafted = round_.drafted if emitted == len(round_.tokens) else accepted
         self.new_tokens += emitted
         self.rounds += 1
-        self.drafted += round_.drafted
+        self.drafted += drafted
         self.accepted += accepted
-        unseen_positions = [0] * (round_.drafted - len(self.drafted_by_position))
+        unseen_positions = [0] * (drafted - len(self.drafted_by_position))
         self.drafted_by_position += unseen_positions
         self.accepted_by_position += unseen_positions
-        for position in range(round_.drafted):
+        for position in range(drafted):
             self.drafted_by_position[position] += 1
             self.accepted_by_position[position] += position < accepted
         self.draft_seconds += round_.draft_seconds

@@ -40,7 +40,6 @@ class LookupDrafter:
                 f"min_ngram is {min_ngram!r} and max_ngram is {max_ngram!r}, expected 1 <= min_ngram <= max_ngram"
             )
         self._lengths = range(min_ngram, max_ngram + 1)
-        self._context: Context | None = None
         self._tokens: list[int] = []  # the tokens indexed so far
         self._last_end: dict[tuple[int, ...], int] = {}
         self._overwritten = array("q")  # [indexed tokens, n-gram lengths]; 0: the n-gram was new
@@ -98,9 +97,6 @@ class LookupDrafter:
     def _follow(self, context: Context) -> None:
         """Make the index cover the context except its last token, so that the suffix cannot find itself."""
         tokens = context.tokens
-        if not self._continues(context):
-            self.rollback(_shared_prefix(self._tokens, tokens))
-            self._context = context
         self.rollback(len(tokens) - 1)
         for end in range(len(self._tokens) + 1, len(tokens)):
             self._tokens.append(tokens[end - 1])
@@ -114,20 +110,3 @@ class LookupDrafter:
                     self._key_bytes += sys.getsizeof(ngram)
                 self._overwritten.append(before)
                 self._last_end[ngram] = end
-
-    def _continues(self, context: Context) -> bool:
-        """Whether the context is the one that was indexed, grown or untouched."""
-        indexed = len(self._tokens)
-        tail = max(0, indexed - self._lengths[-1])
-        return (
-            context is self._context
-            and len(context.tokens) >= indexed
-            and context.tokens[tail:indexed] == self._tokens[tail:]
-        )
-
-
-def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))

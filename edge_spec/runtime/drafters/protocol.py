@@ -35,7 +35,11 @@ class Drafter(Protocol):
         ...
 
     def propose(self, context: Context, budget: int) -> Proposal:
-        """A continuation of ``context.tokens`` of at most ``budget`` tokens."""
+        """A continuation of ``context.tokens`` of at most ``budget`` tokens.
+
+        A drafter may remember what it has read: between two calls the text only grows, unless ``rollback`` says
+        otherwise.
+        """
         ...
 
     def observe(self, accepted: Sequence[int], logits: NDArray[np.float32]) -> None:
@@ -48,5 +52,5 @@ class Drafter(Protocol):
         ...
 
     def rollback(self, length: int) -> None:
-        """Forget everything known about positions from ``length`` on."""
+        """Forget everything known about positions from ``length`` on; 0 precedes another text."""
         ...
