@@ -176,6 +176,11 @@ def test_a_character_that_breaks_off_becomes_a_replacement_when_the_next_token_s
     assert pieces("byte level", byte_tokens("byte level", b"a" + half)) == ["a", "", "", "\ufffd"]
 
 
+def test_half_a_character_does_not_take_in_bytes_of_a_later_one() -> None:
+    # A lead byte that is never completed, then a character whose second byte would complete it.
+    assert pieces("byte level", byte_tokens("byte level", b"\xda" + "畖".encode())) == ["", "\ufffd", "", "畖", ""]
+
+
 @pytest.mark.parametrize("kind", ["sentence piece", "metaspace"])
 def test_a_run_of_byte_tokens_waits_for_its_end(kind: str) -> None:
     dot = token_id(kind, ".")

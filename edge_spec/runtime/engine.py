@@ -260,7 +260,7 @@ class Engine:
 
 
 def _checked_count(name: str, value: object, lowest: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < lowest:
         raise RequestError(f"{name} is {value!r}, expected an integer of at least {lowest}.")
     return int(value)
 

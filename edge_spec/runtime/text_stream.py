@@ -45,7 +45,9 @@ class TextStream:
         settled = ""
         text = self._decode([*self._unsettled, token_id])
         if self._unsettled:
-            alone = self._decode([token_id])
+            # Behind half a character that was settled as such, the token would seem to complete that one.
+            broken = self._context_text.endswith(_REPLACEMENT)
+            alone = self._tokenizer.decode([token_id]) if broken else self._decode([token_id])
             if self._held() + alone == text:
                 # The token does not continue the character in front of it: whatever that lacks will never come.
                 settled = self._settle()
