@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_spec.bundle import MANIFEST, SCHEMA_VERSION, Bundle, new_bundle, open_bundle, read_manifest
-from edge_spec.errors import BundleError, QualityError
+from edge_spec.errors import BundleError, CheckpointError, QualityError
 from edge_spec.export import export_pair
 from edge_spec.export.recipe import RECIPES
 from tiny_models import CHAT_TEMPLATE, random_model, save_checkpoint
@@ -141,8 +141,9 @@ def test_an_export_whose_numbers_are_not_finite_is_refused(tmp_path: Path) -> No
     model = random_model(num_hidden_layers=1)
     model.model.norm.weight.data[3] = float("nan")
     source = save_checkpoint(tmp_path / "checkpoint", model)
-    with pytest.raises(QualityError, match="mean KL nan"):
-        export_pair(source, None, tmp_path / "bundle", recipe="fp32")
+    for check in (True, False):
+        with pytest.raises(CheckpointError, match="tensor 'model.norm.weight' holds values that are infinite or not"):
+            export_pair(source, None, tmp_path / "bundle", recipe="fp32", check=check)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 

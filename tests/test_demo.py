@@ -12,7 +12,7 @@ from rich.console import Console
 
 from edge_spec.demo import run_demo
 from edge_spec.demo.race import Lane, Outcome, race
-from edge_spec.demo.view import verdict
+from edge_spec.demo.view import print_summary, verdict
 from edge_spec.errors import CheckpointError
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.statistics import Statistics
@@ -126,6 +126,12 @@ def test_demo_on_a_terminal_shows_both_columns(tmp_path: Path) -> None:
     assert run_demo(str(model), ["one two one two"], 20, tmp_path / "cache", console) == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
     assert re.search(r"plain ─+╮ +╭─+ speculative", text)
+
+
+def test_figures_stay_whole_on_a_narrow_terminal() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    print_summary(console, [Outcome(True, 100, 3.0, 2.0, 50)])
+    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_missing_weights_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

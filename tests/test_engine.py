@@ -619,3 +619,9 @@ def test_importing_the_package_is_quick() -> None:
 
 def test_end_tokens_are_those_of_the_checkpoint(tiny_bundle: Bundles) -> None:
     assert open_bundle(tiny_bundle(recipe="fp32")).manifest.eos_token_ids == (EOS,)
+
+
+def test_counts_may_be_any_kind_of_integer(writer_path: Path) -> None:
+    with edge_spec.load(writer_path, context=np.int64(40), threads=np.int32(1)) as engine:  # type: ignore[arg-type]
+        assert engine.context == 40
+        engine.generate([1, 2], max_new_tokens=np.int64(2), max_draft=np.int64(1))  # type: ignore[arg-type]

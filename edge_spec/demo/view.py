@@ -67,7 +67,7 @@ def print_summary(console: Console, outcomes: Sequence[Outcome]) -> None:
     table = Table(
         caption="tokens/s count the time for the prompt; speedup is the ratio of the two times", caption_style="dim"
     )
-    table.add_column("prompt")
+    table.add_column("prompt", overflow="fold")
     for heading in (
         "tokens",
         "identical",
@@ -76,7 +76,7 @@ def print_summary(console: Console, outcomes: Sequence[Outcome]) -> None:
         "mean accepted\nlength",
         "speedup",
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for number, outcome in enumerate(outcomes, 1):
         table.add_row(str(number), *_figures(outcome))
     total = Outcome.total(outcomes)

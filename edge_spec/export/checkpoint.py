@@ -63,7 +63,7 @@ class Checkpoint(Protocol):
         ...
 
     def tensor(self, name: str) -> Float32Array:
-        """Return one tensor as float32. Raises CheckpointError if it is missing or cut short."""
+        """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
@@ -116,6 +116,20 @@ def _open(source: str | PathLike[str]) -> Checkpoint:
         f"no checkpoint at {str(source)!r}: there is no such file or folder, and it is no hub id (owner/name) either; "
         "give a .gguf file, a folder with config.json and safetensors, or a hub id"
     )
+
+
+def require_finite(values: Float32Array, name: str, where: str) -> Float32Array:
+    """Return the values of a tensor. Raises CheckpointError if one of them is infinite or not a number."""
+    flat = values.reshape(-1)
+    # The sum of squares passes on what is not finite, in one read of the memory; where it is not finite, look closer.
+    with np.errstate(over="ignore", invalid="ignore"):
+        sound = np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all()
+    if not sound:
+        raise CheckpointError(
+            f"{where} is damaged: tensor {name!r} holds values that are infinite or not a number; "
+            "download or convert it again"
+        )
+    return values
 
 
 def weights_sha256(*paths: Path) -> str:

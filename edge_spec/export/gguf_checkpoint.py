@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
-from edge_spec.export.checkpoint import Float32Array, Vocabulary, weights_sha256
+from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite, weights_sha256
 from edge_spec.export.family import Family, family_of_gguf_architecture
 from edge_spec.export.gguf_dequantize import SUPPORTED_TYPES, dequantize
 from edge_spec.export.gguf_file import GgufFile, GgufTensor
@@ -77,16 +77,17 @@ class GgufCheckpoint:
         return read_vocabulary(self._file.metadata, self.architecture.vocab_size)
 
     def tensor(self, name: str) -> Float32Array:
-        """Return one tensor as float32. Raises CheckpointError if it is missing or cut short."""
+        """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""
         tensor = self._find(name)
-        return self._decode(name, tensor, 0, tensor.rows).reshape(tensor.shape)
+        values = self._decode(name, tensor, 0, tensor.rows).reshape(tensor.shape)
+        return require_finite(values, tensor.name, self.source)
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
         """Return rows ``start:stop`` of one matrix as float32, reading no more than those."""
         tensor = self._find(name)
         if not 0 <= start <= stop <= tensor.rows:
             raise ValueError(f"rows {start}:{stop} of {name!r}, which has {tensor.rows}")
-        return self._decode(name, tensor, start, stop)
+        return require_finite(self._decode(name, tensor, start, stop), tensor.name, self.source)
 
     def sha256(self) -> str:
         """Return the hex digest of the file."""

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from edge_spec.errors import CheckpointError, MissingDependencyError, UnsupportedError
 from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
-from edge_spec.export.checkpoint import Float32Array, Vocabulary, weights_sha256
+from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite, weights_sha256
 from edge_spec.export.family import family_of_model_type
 from edge_spec.export.metadata import Metadata
 from edge_spec.export.rope_scaling import rope_from_config
@@ -68,16 +68,16 @@ class HuggingFaceCheckpoint:
         return _read_vocabulary(self._folder, self._config, self._generation, self.architecture.vocab_size)
 
     def tensor(self, name: str) -> Float32Array:
-        """Return one tensor as float32. Raises CheckpointError if it is missing or cut short."""
+        """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""
         shard, stored = self._find(name)
-        return shard.rows(stored, 0, shard.tensors[stored].shape[0])
+        return require_finite(shard.rows(stored, 0, shard.tensors[stored].shape[0]), stored, str(shard.path))
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
         """Return rows ``start:stop`` of one matrix as float32, reading no more than those."""
         shard, stored = self._find(name)
         if not 0 <= start <= stop <= shard.tensors[stored].shape[0]:
             raise ValueError(f"rows {start}:{stop} of {name!r}, which has {shard.tensors[stored].shape[0]}")
-        return shard.rows(stored, start, stop)
+        return require_finite(shard.rows(stored, start, stop), stored, str(shard.path))
 
     def sha256(self) -> str:
         """Return the hex digest of the weight files' contents, in the order of their names."""
