@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from numbers import Integral
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, get_args
 
 from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
-from edge_spec.errors import BundleError, ProviderError, RequestError
+from edge_spec.errors import BundleError, RequestError
 from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.chat_template import ChatTemplate, checked_messages
+from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Drafter
-from edge_spec.runtime.exactness import Exactness, measure_exactness
+from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.logits_processors import LogitsPipeline, LogitsProcessor
 from edge_spec.runtime.logprobs import TokenLogprobs
 from edge_spec.runtime.loop import Round, decode, prefill
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
+from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.statistics import Statistics
@@ -37,17 +36,11 @@ from edge_spec.runtime.verification import RULES, Rule
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
-
 # Tokens of context where the caller does not say: the cache of a long one would not fit a small device.
 DEFAULT_CONTEXT = 4096
 
 # Beyond the number of cores, threads only wait for each other; thousands would seem to hang.
 MOST_THREADS = 256
-
-# Rows of every target call where kernels leave no other way to bitwise exactness: a round's usual width.
-FIXED_ROWS = 8
 
 
 def load(
@@ -82,7 +75,8 @@ class Engine:
 
     Attributes:
         manifest: what the bundle says of itself.
-        context: most tokens of prompt and output together.
+        context: most tokens of prompt and output together; a little less than asked for where the target runs at a
+            fixed width and the context was the model's limit.
         exactness: the level that holds here, as measured or as asked for.
     """
 
@@ -112,21 +106,13 @@ class Engine:
             longest = record.architecture.context_length + 1 - (fixed_rows or 1)
             return Model(bundle, record, providers, min(self.context, longest), exact_rows, threads, fixed_rows)
 
+        def target(fixed_rows: int | None) -> Model:
+            return model(self.manifest.target, exact_rows=True, fixed_rows=fixed_rows)
+
+        self._target, self.exactness = load_at_level(target, exactness, self.manifest.vocab_size)
+        self.context = self._target.context
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
-        self._template_source = bundle.chat_template()
-        self._target = model(self.manifest.target, exact_rows=True)
-        self.exactness: Exactness = "distribution"
-        if exactness != "distribution":
-            self.exactness = measure_exactness(self._target, self.manifest.vocab_size)
-        if exactness == "bitwise" and self.exactness != "bitwise":
-            self._target = model(self.manifest.target, exact_rows=True, fixed_rows=FIXED_ROWS)
-            self.context = self._target.context
-            self.exactness = measure_exactness(self._target, self.manifest.vocab_size)
-            if self.exactness != "bitwise":
-                raise ProviderError(
-                    f"exactness='bitwise' cannot hold here: on {providers[0]} a row's logits depend on the rows it "
-                    "travels with, even in calls of one width. Load with exactness='distribution'."
-                )
+        self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
         self._drafters: dict[str, Drafter] = {}
         if self.manifest.draft is not None:
             self._drafters["model"] = ModelDrafter(model(self.manifest.draft, exact_rows=False))
@@ -232,8 +218,10 @@ class Engine:
             max_draft = 0 if drafter is None else drafter.default_budget
         max_draft = _checked_count("max_draft", max_draft, 0)
         rule = _choose_rule(verification)
+        if cancelled is not None and not callable(cancelled):
+            raise RequestError(f"cancelled is {cancelled!r}, expected a function without arguments.")
         pipeline = LogitsPipeline(sampling, logits_processors)
-        context = Context(self._encode(prompt_or_messages), sampling, pipeline, rule.coupled)
+        context = Context(self._prompts.encode(prompt_or_messages), sampling, pipeline, rule.coupled)
         return self._generate(context, drafter, rule, max_draft, cancelled)
 
     def close(self) -> None:
@@ -338,39 +326,10 @@ class Engine:
             raise RequestError(f"speculation is {speculation!r}, expected one of {known}.{hint}")
         return self._drafters[speculation]
 
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        """The chat template, read when somebody chats: a broken one is no obstacle to continuing text."""
-        if self._template_source is None:
-            raise RequestError("This bundle has no chat template; give the prompt as text instead of messages.")
-        return ChatTemplate(self._template_source, self.manifest.named_tokens)
-
-    def _encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:
-        """Turn a prompt into token ids that fit the context with room for at least one more."""
-        tokens: list[int]
-        if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt)
-        elif isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__getitem__"):
-            raise RequestError(
-                f"The prompt is a {type(prompt).__name__}; expected text, a sequence of token ids, or chat messages."
-            )
-        elif len(prompt) and isinstance(prompt[0], Mapping):
-            tokens = self._tokenizer.encode(self._template.render(prompt), add_special_tokens=False)  # type: ignore[arg-type]
-        else:
-            tokens = _checked_ids(prompt, self.manifest.vocab_size)
-        if not tokens:
-            raise RequestError("The prompt is empty; expected at least one token.")
-        if len(tokens) >= self.context:
-            raise RequestError(
-                f"The prompt has {len(tokens)} tokens, which leaves no room in the context of {self.context}; shorten "
-                f"it, or load the bundle with a larger context (up to {self.manifest.context_length})."
-            )
-        return tokens
-
 
 def _choose_rule(verification: str | None) -> Rule:
     name = "coupled" if verification is None else verification
-    if name not in RULES:
+    if name not in tuple(RULES):
         known = ", ".join(map(repr, RULES))
         raise RequestError(f"verification is {verification!r}, expected one of {known}.")
     return RULES[name]
@@ -396,23 +355,6 @@ def _last(chunks: Iterator[Chunk]) -> Completion:
         completion = chunk.completion
     assert completion is not None  # every stream ends with one
     return completion
-
-
-def _checked_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
-    ids = []
-    for token in prompt:
-        try:
-            index = operator.index(token)
-        except TypeError:
-            index = None
-        if index is None or isinstance(token, bool):
-            raise RequestError(
-                f"The prompt holds {token!r}; expected text, a sequence of integer token ids, or chat messages."
-            )
-        if not 0 <= index < vocab_size:
-            raise RequestError(f"Token id {index} is out of range; this vocabulary has ids 0 to {vocab_size - 1}.")
-        ids.append(index)
-    return ids
 
 
 def _require_exact_integers(bundle: Bundle) -> None:

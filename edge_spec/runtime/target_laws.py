@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_spec.errors import LogitsError
 from edge_spec.runtime.logits_processors import ProcessedRows
 from edge_spec.runtime.sampling import probabilities
 from edge_spec.runtime.sampling_params import SamplingParams
@@ -25,5 +26,9 @@ class TargetLaws:
     def __getitem__(self, row: int) -> NDArray[np.float32]:
         """Return the law of the token that follows ``row``, float32 [vocab]. Raises LogitsError if there is none."""
         if row not in self._laws:
-            self._laws[row] = probabilities(self._rows[row][None], self._sampling)[0]
+            logits = self._rows[row]
+            try:
+                self._laws[row] = probabilities(logits[None], self._sampling)[0]
+            except LogitsError as error:  # which knows of one row only
+                raise LogitsError(error.problem, row) from None
         return self._laws[row]
