@@ -28,7 +28,7 @@ from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.verification import RULES
 from reference_decoder import law_of, penalized
-from stub_model import StubDrafter, StubModel, context_of, rounds_of
+from stub_model import LogitsOf, StubDrafter, StubModel, context_of, rounds_of
 
 VOCAB, LENGTH, DRAFT, SAMPLES = 3, 4, 2, 1200
 
@@ -217,7 +217,7 @@ class Liar(ModelDrafter):
 
 
 class Choosy(ModelDrafter):
-    """Drops the end of a proposal if it does not like the token it drew."""
+    """Drops the end of a proposal if it does not like the token it drew: tokens it likes come too often."""
 
     def propose(self, context: Context, budget: int) -> Proposal:
         proposal = super().propose(context, budget)
@@ -225,12 +225,19 @@ class Choosy(ModelDrafter):
         return Proposal(tuple(liked), None if proposal.q is None else proposal.q[: len(liked)])
 
 
-@pytest.mark.parametrize("cheat", [Liar, Choosy])
+def undecided(history: Sequence[int]) -> np.ndarray:
+    return np.zeros(VOCAB, np.float32)
+
+
+cheats = pytest.mark.parametrize(("cheat", "logits_of"), [(Liar, draft_logits), (Choosy, undecided)])
+
+
+@cheats
 @pytest.mark.parametrize("rule", ["token", "block", "traversal"])
-def test_a_drafter_that_cheats_is_noticed(rule: str, cheat: Any) -> None:
-    assert not measure(rule, "temperature", lambda seed: cheat(StubModel(draft_logits))).right
+def test_a_drafter_that_cheats_is_noticed(rule: str, cheat: Any, logits_of: LogitsOf) -> None:
+    assert not measure(rule, "temperature", lambda seed: cheat(StubModel(logits_of))).right
 
 
-@pytest.mark.parametrize("cheat", [Liar, Choosy])
-def test_the_coupled_rule_is_immune_to_drafters_that_cheat(cheat: Any) -> None:
-    assert measure("coupled", "temperature", lambda seed: cheat(StubModel(draft_logits))).right
+@cheats
+def test_the_coupled_rule_is_immune_to_drafters_that_cheat(cheat: Any, logits_of: LogitsOf) -> None:
+    assert measure("coupled", "temperature", lambda seed: cheat(StubModel(logits_of))).right
