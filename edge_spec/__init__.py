@@ -9,21 +9,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edge_spec.errors import EdgeSpecError
+    from edge_spec.errors import EdgeSpecError, LogitsError
     from edge_spec.runtime.completion import Chunk, Completion
     from edge_spec.runtime.engine import Engine, load
-    from edge_spec.runtime.sampling import SamplingParams
+    from edge_spec.runtime.logits_processors import LogitsProcessor
+    from edge_spec.runtime.logprobs import TokenLogprobs
+    from edge_spec.runtime.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["Chunk", "Completion", "EdgeSpecError", "Engine", "SamplingParams", "load"]
+__all__ = [
+    "Chunk",
+    "Completion",
+    "EdgeSpecError",
+    "Engine",
+    "LogitsError",
+    "LogitsProcessor",
+    "SamplingParams",
+    "TokenLogprobs",
+    "load",
+]
 
 _HOMES = {
     "Chunk": "edge_spec.runtime.completion",
     "Completion": "edge_spec.runtime.completion",
     "EdgeSpecError": "edge_spec.errors",
     "Engine": "edge_spec.runtime.engine",
-    "SamplingParams": "edge_spec.runtime.sampling",
+    "LogitsError": "edge_spec.errors",
+    "LogitsProcessor": "edge_spec.runtime.logits_processors",
+    "SamplingParams": "edge_spec.runtime.sampling_params",
+    "TokenLogprobs": "edge_spec.runtime.logprobs",
     "load": "edge_spec.runtime.engine",
 }
 

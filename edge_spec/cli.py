@@ -159,10 +159,10 @@ def _add_run(commands: Any) -> None:
         "generate text with a bundle",
         "Stream the answer to a prompt. The text goes to stdout, statistics go to stderr. The prompt is put into the "
         "model's chat template when the bundle has one. Speculation changes how fast the text comes, not what the "
-        "model says: the likeliest text stays the same, sampled text follows the same distribution.",
+        "model says: the same text at temperature 0, the same text for the same seed above.",
         "edge-spec run coder.pair 'Write a function that reverses a linked list.' --max-new-tokens 200",
         "git diff | edge-spec run coder.pair - --system 'Write a commit message for this diff.'",
-        "edge-spec run coder.pair 'def fibonacci(n):' --raw --temperature 0.7 --seed 1 --json",
+        "edge-spec run coder.pair 'def fibonacci(n):' --raw --temperature 0.7 --seed 1 --json --logprobs 3",
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument("prompt", metavar="PROMPT", help="the text to answer, or - to read it from stdin")
@@ -176,8 +176,27 @@ def _add_run(commands: Any) -> None:
     sampling.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens; 0: all (0)")
     sampling.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of mass P (1)")
     sampling.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest's (0)")
-    sampling.add_argument("--seed", type=int, metavar="S", help="same seed, same text")
+    sampling.add_argument("--seed", type=int, metavar="S", help="same seed, same text, drafted or not (random)")
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; can be repeated")
+
+    sampling.add_argument(
+        "--repetition-penalty", type=float, metavar="R", help="above 1: tokens of prompt and answer get less likely (1)"
+    )
+    sampling.add_argument(
+        "--presence-penalty", type=float, metavar="P", help="lower the logits of the answer's tokens by P (0)"
+    )
+    sampling.add_argument("--frequency-penalty", type=float, metavar="P", help="by P for each time they occur (0)")
+    sampling.add_argument(
+        "--ban-token",
+        type=int,
+        action="append",
+        dest="banned_token_ids",
+        metavar="ID",
+        help="never emit this token; can be repeated",
+    )
+    sampling.add_argument(
+        "--logprobs", type=int, metavar="N", help="report log-probabilities, and the N likeliest tokens; needs --json"
+    )
 
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument(
@@ -186,12 +205,23 @@ def _add_run(commands: Any) -> None:
         help="which drafter guesses (auto: the draft model, or lookup without one)",
     )
     speculation.add_argument("--max-draft", type=int, metavar="K", help="most tokens drafted per round (4)")
+    speculation.add_argument(
+        "--verification",
+        metavar="coupled|token|block|traversal",
+        help="which drafted tokens are kept (coupled); with the others, sampled text follows the same distribution, "
+        "but depends on who drafts",
+    )
 
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", metavar="auto|cpu|cuda", help="what to run on (auto: what the bundle is for)")
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
     machine.add_argument(
         "--context", type=int, metavar="N", help="most tokens of prompt and answer together (4096 or the model's limit)"
+    )
+    machine.add_argument(
+        "--exactness",
+        metavar="bitwise|distribution",
+        help="bitwise: drafting changes no bit, or loading fails; distribution: do not measure (what holds by itself)",
     )
     parser.set_defaults(command=_run)
 
@@ -277,8 +307,10 @@ def _run(arguments: argparse.Namespace) -> int:
     import edge_spec
     from edge_spec.bundle import CHAT_TEMPLATE
 
+    if arguments.logprobs is not None and not arguments.json:
+        raise RequestError("--logprobs needs --json, which prints them with the text.")
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
-    with edge_spec.load(arguments.bundle, **_given(arguments, "device", "threads", "context")) as engine:
+    with edge_spec.load(arguments.bundle, **_given(arguments, "device", "threads", "context", "exactness")) as engine:
         has_template = CHAT_TEMPLATE in engine.manifest.files
         if arguments.system is not None and (arguments.raw or not has_template):
             why = "--raw leaves it out" if has_template else "this bundle has none"
@@ -294,9 +326,16 @@ def _run(arguments: argparse.Namespace) -> int:
             "min_p",
             "seed",
             "stop",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "banned_token_ids",
+            "logprobs",
             "speculation",
             "max_draft",
+            "verification",
         )
+        level = engine.exactness
         completion = None
         for chunk in engine.stream(prompt, **_given(arguments, *options)):
             completion = chunk.completion
@@ -304,7 +343,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 print(chunk.text, end="", flush=True)
     assert completion is not None
     if arguments.json:
-        print(json.dumps(completion.to_dict(), ensure_ascii=False))
+        print(json.dumps({**completion.to_dict(), "exactness": level}, ensure_ascii=False))
     else:
         print()
         print(_statistics_text(completion), file=sys.stderr)
@@ -335,6 +374,7 @@ def _statistics_text(completion: Completion) -> str:
     lines = [
         f"{counts.new_tokens} tokens at {counts.tokens_per_second:.1f} tokens/s, the first after "
         f"{counts.ttft_seconds:.2f} s for a prompt of {counts.prompt_tokens}; ended by {completion.finish_reason}"
+        + (f"; seed {counts.seed}" if counts.seed is not None else "")
     ]
     if counts.drafted:
         lines.append(

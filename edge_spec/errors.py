@@ -35,6 +35,29 @@ class RequestError(EdgeSpecError, ValueError):
     """A request is invalid: a sampling parameter, a token id, a prompt longer than the context."""
 
 
+class LogitsError(EdgeSpecError):
+    """The logits of one step leave nothing to choose: they are not finite, or every token is excluded.
+
+    Attributes:
+        row: which row of the target's call it was. Row 0 follows the text itself. A later one follows draft tokens, so
+            it is an error of the text only if those tokens are kept, and plain decoding may never have met it.
+        position: absolute position in the sequence of the token that cannot be chosen; ``None`` if not known here.
+    """
+
+    def __init__(self, problem: str, row: int, position: int | None = None) -> None:
+        """Say what is wrong, and where."""
+        super().__init__(f"at {f'row {row}' if position is None else f'position {position}'}, {problem}")
+        self.problem, self.row, self.position = problem, row, position
+
+    def at(self, position: int) -> LogitsError:
+        """Return the same error, naming the step by the position of its token."""
+        return type(self)(self.problem, self.row, position)
+
+
+class NoTokenLeftError(LogitsError, RequestError):
+    """The request's masks, biases and processors exclude every token at one step."""
+
+
 class ProviderError(EdgeSpecError):
     """The execution provider that was asked for does not work on this machine."""
 

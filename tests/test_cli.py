@@ -11,12 +11,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_spec import cli
+from edge_spec import Chunk, Engine, cli
 from edge_spec.bundle import (
     ArchitectureRecord,
     GraphRecord,
@@ -316,6 +317,83 @@ def test_run_with_a_seed_repeats_itself(plain_pair: Path, capsys: pytest.Capture
     assert first == second != other
 
 
+def test_run_with_a_seed_says_the_same_whoever_drafts(plain_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ("--temperature", "0.8", "--top-p", "0.95", "--repetition-penalty", "1.1", "--seed", "5")
+    off, lookup, short = (
+        answer(capsys, plain_pair, "one two one two", *sampling, "--speculation", *options)
+        for options in (["off"], ["lookup"], ["lookup", "--max-draft", "1"])
+    )
+    if off["exactness"] != "bitwise":
+        pytest.skip("THIS PROCESSOR PROMISES NO MORE THAN THE DISTRIBUTION for the tiny fp32 model")
+    assert off["token_ids"] == lookup["token_ids"] == short["token_ids"]
+
+
+def test_run_tells_the_seed_that_repeats_a_text(plain_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", str(plain_pair), "hi", "--temperature", "1.5", "--max-new-tokens", "24"]
+    assert cli.main(command) == 0
+    first = capsys.readouterr()
+    seed = re.search(r"; seed (\d+)$", first.err.splitlines()[0])
+    assert seed is not None
+    assert cli.main([*command, "--seed", seed[1]]) == 0
+    assert capsys.readouterr().out == first.out
+    assert cli.main(["run", str(plain_pair), "hi", "--max-new-tokens", "2"]) == 0
+    assert "seed" not in capsys.readouterr().err  # the likeliest text needs none
+
+
+def test_run_json_holds_the_logprobs(plain_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    completion = answer(capsys, plain_pair, "hello", "--logprobs", "3")
+    assert [entry["token_id"] for entry in completion["logprobs"]] == completion["token_ids"]
+    for entry in completion["logprobs"]:
+        assert [entry["token_id"], entry["logprob"]] == entry["top"][0]  # the likeliest was taken
+        assert len(entry["top"]) == 3
+    assert answer(capsys, plain_pair, "hello")["logprobs"] is None
+    assert cli.main(["run", str(plain_pair), "hello", "--logprobs", "3"]) == 2
+    assert "--logprobs needs --json" in capsys.readouterr().err
+
+
+def test_run_passes_every_option_on(
+    plain_pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = {
+        "temperature": 0.5,
+        "top_k": 9,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "seed": 3,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.4,
+        "banned_token_ids": [5, 6],
+        "logprobs": 1,
+        "speculation": "lookup",
+        "max_draft": 2,
+        "verification": "block",
+    }
+    given: list[dict[str, Any]] = []
+    stream = Engine.stream
+
+    def watched(self: Engine, prompt: str, **options: Any) -> Iterator[Chunk]:
+        given.append(options)
+        return stream(self, prompt, **options)
+
+    monkeypatch.setattr(Engine, "stream", watched)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in expected.items() if name != "banned_token_ids"]
+    completion = answer(capsys, plain_pair, "hello", *words, "--ban-token", "5", "--ban-token", "6")
+    assert given == [{**expected, "max_new_tokens": 24}]
+    assert not {5, 6} & set(completion["token_ids"])
+
+
+@pytest.mark.parametrize("rule", ["coupled", "token", "block", "traversal"])
+def test_run_takes_every_verification_rule(rule: str, plain_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer(capsys, plain_pair, "aaaa", "--speculation", "off")
+    assert answer(capsys, plain_pair, "aaaa", "--verification", rule)["token_ids"] == plain["token_ids"]
+
+
+def test_run_reports_the_level_of_exactness(plain_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, plain_pair, "hi")["exactness"] in ("bitwise", "distribution")
+    assert answer(capsys, plain_pair, "hi", "--exactness", "distribution")["exactness"] == "distribution"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -325,6 +403,11 @@ def test_run_with_a_seed_repeats_itself(plain_pair: Path, capsys: pytest.Capture
         (["--device", "cuda"], "exported for 'cpu'"),
         (["--context", "100000"], "context is 100000.*512"),
         (["--threads", "9" * 20], "threads is 9+, expected at most"),
+        (["--verification", "typical"], "verification is 'typical', expected one of 'coupled'"),
+        (["--exactness", "roughly"], "exactness is 'roughly', expected 'bitwise'"),
+        (["--repetition-penalty", "0"], "repetition_penalty is 0"),
+        (["--presence-penalty", "3"], "presence_penalty is 3"),
+        (["--ban-token", "999999"], "banned_token_ids holds token id 999999"),
     ],
 )
 def test_run_refuses_what_the_bundle_cannot_do(

@@ -498,7 +498,7 @@ def test_a_bad_prompt_is_refused(writer_path: Path, prompt: Any, reason: str) ->
         ({"max_draft": -1}, "max_draft is -1, expected an integer of at least 0"),
         ({"max_draft": 2.0}, "max_draft is 2.0"),
         ({"max_draft": True}, "max_draft is True"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1"),
         ({"temperature": -1}, "temperature is -1"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_p": 0}, "top_p is 0"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +19,14 @@ from edge_spec.runtime.model import Model
 RealWeights = Callable[[str], Path]
 
 NEW_TOKENS = 96
-PROMPTS = tuple(
-    json.loads(line)["turns"][0]
-    for line in (Path(__file__).parent.parent / "benchmarks" / "prompts.jsonl").read_text("utf-8").splitlines()
+PROMPTS = (
+    *(
+        json.loads(line)["turns"][0]
+        for line in (Path(__file__).parent.parent / "benchmarks" / "prompts.jsonl").read_text("utf-8").splitlines()
+    ),
+    "Write a short, friendly email that moves a meeting from Tuesday to Thursday morning.",
+    "Summarize in one sentence: The ferry was built in 1931, carried cars across the bay for forty years, was laid up "
+    "when the bridge opened, and now serves as a floating restaurant beside the old terminal.",
 )
 
 
@@ -53,6 +60,39 @@ def assert_every_drafter_gives_the_plain_text(engine: edge_spec.Engine) -> None:
             drafted = engine.chat(messages, speculation=drafter, max_new_tokens=NEW_TOKENS)
             assert drafted.token_ids == plain.token_ids, f"{drafter} changed the answer to {prompt!r}"
             assert drafted.text == plain.text
+
+
+def assert_a_seed_decides_the_text(engine: edge_spec.Engine, new_tokens: int) -> None:
+    """Sampled text is the same with and without speculation, whoever drafts and however much."""
+    if engine.exactness != "bitwise":
+        pytest.skip(f"on this processor rows depend on their companions: exactness is only {engine.exactness}")
+    lengths = random.Random(0)
+    for seed, prompt in enumerate(PROMPTS):
+        messages = [{"role": "user", "content": prompt}]
+        for temperature in (0.7, 1.0):
+            sampling: dict[str, Any] = {
+                "temperature": temperature,
+                "top_p": 0.9,
+                "repetition_penalty": 1.1,
+                "seed": seed,
+                "max_new_tokens": new_tokens,
+            }
+            plain = engine.chat(messages, speculation="off", **sampling)
+            for drafter in engine.drafters:
+                for max_draft in (None, lengths.randint(1, 8)):
+                    drafted = engine.chat(messages, speculation=drafter, max_draft=max_draft, **sampling)
+                    assert drafted.token_ids == plain.token_ids, (drafter, max_draft, temperature, prompt)
+                    assert drafted.text == plain.text
+
+
+@pytest.mark.timeout(1200)
+def test_smollm2_samples_the_same_text_with_and_without_drafting(smollm2: edge_spec.Engine) -> None:
+    assert_a_seed_decides_the_text(smollm2, new_tokens=48)
+
+
+@pytest.mark.timeout(2400)
+def test_the_qwen_pair_samples_the_same_text_with_and_without_drafting(qwen: edge_spec.Engine) -> None:
+    assert_a_seed_decides_the_text(qwen, new_tokens=24)
 
 
 @pytest.mark.timeout(1200)

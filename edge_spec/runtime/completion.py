@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from edge_spec.runtime.logprobs import TokenLogprobs
 from edge_spec.runtime.statistics import Statistics
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "deadline", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,18 @@ class Completion:
     Attributes:
         text: the new text, without special tokens and the end-of-text token, cut before a stop string.
         token_ids: every emitted token, the end-of-text token included.
-        finish_reason: ``"stop"`` for an end-of-text token or a stop string, ``"length"`` for a full context or
-            ``max_new_tokens``.
+        finish_reason: ``"stop"`` for an end-of-text token, a stop token or a stop string, ``"length"`` for a full
+            context or ``max_new_tokens``, ``"deadline"`` when the time was over, ``"cancelled"`` when the caller
+            said so.
         statistics: what it cost.
+        logprobs: one for each of ``token_ids``; ``None`` if they were not asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     statistics: Statistics
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -41,9 +45,11 @@ class Chunk:
         token_ids: the tokens the round emitted.
         origins: who proposed each of them: a drafter's name, or ``"target"``.
         completion: the whole generation; only on the last chunk.
+        logprobs: one for each of ``token_ids``; ``None`` if they were not asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[str, ...]
     completion: Completion | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None

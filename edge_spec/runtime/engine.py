@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.chat_template import ChatTemplate, checked_messages
+from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Drafter
-from edge_spec.runtime.loop import decode, prefill
+from edge_spec.runtime.exactness import Exactness, load_at_level
+from edge_spec.runtime.logits_processors import LogitsPipeline, LogitsProcessor
+from edge_spec.runtime.logprobs import TokenLogprobs
+from edge_spec.runtime.loop import Round, decode, prefill
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
+from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
-from edge_spec.runtime.sampling import SamplingParams, stop_strings
+from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.statistics import Statistics
 from edge_spec.runtime.tokenizer import TextTokenizer
+from edge_spec.runtime.verification import RULES, Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 
 # Tokens of context where the caller does not say: the cache of a long one would not fit a small device.
 DEFAULT_CONTEXT = 4096
@@ -47,6 +48,7 @@ def load(
     device: str = "auto",
     context: int | None = None,
     threads: int | None = None,
+    exactness: Exactness | None = None,
 ) -> Engine:
     """Load a pair bundle.
 
@@ -55,6 +57,9 @@ def load(
         device: ``"auto"`` runs on what the bundle is for; ``"cpu"`` and ``"cuda"`` insist.
         context: most tokens of prompt and output together; by default 4096, or the model's limit if that is less.
         threads: CPU threads, by default one per physical core.
+        exactness: what is owed. ``"bitwise"``: speculation changes no bit; measured while loading, and where kernels
+            depend on the width of a call, reached by giving every call the same. ``"distribution"``: the text follows
+            the same law. By default bitwise where that holds by itself.
 
     Raises:
         BundleError: the bundle is missing, damaged, newer than this reader, or made for another processor.
@@ -62,7 +67,7 @@ def load(
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range.
     """
-    return Engine(open_bundle(path), device, context, threads)
+    return Engine(open_bundle(path), device, context, threads, exactness)
 
 
 class Engine:
@@ -70,10 +75,19 @@ class Engine:
 
     Attributes:
         manifest: what the bundle says of itself.
-        context: most tokens of prompt and output together.
+        context: most tokens of prompt and output together; a little less than asked for where the target runs at a
+            fixed width and the context was the model's limit.
+        exactness: the level that holds here, as measured or as asked for.
     """
 
-    def __init__(self, bundle: Bundle, device: str, context: int | None, threads: int | None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: str,
+        context: int | None,
+        threads: int | None,
+        exactness: Exactness | None,
+    ) -> None:
         """Load both models; see :func:`load`."""
         self.manifest: Manifest = bundle.manifest
         limit = self.manifest.context_length
@@ -82,16 +96,23 @@ class Engine:
             raise RequestError(f"context is {context}, expected at most {limit}, the limit of this bundle's target.")
         if threads is not None and _checked_count("threads", threads, 1) > MOST_THREADS:
             raise RequestError(f"threads is {threads}, expected at most {MOST_THREADS}; one per physical core is best.")
+        if exactness not in (None, *get_args(Exactness)):
+            raise RequestError(f"exactness is {exactness!r}, expected 'bitwise', 'distribution' or None.")
         providers = select_provider(device, self.manifest.device)
         _require_exact_integers(bundle)
 
-        def model(record: ModelRecord, exact_rows: bool) -> Model:
-            context = min(self.context, record.architecture.context_length)
-            return Model(bundle, record, providers, context, exact_rows, threads)
+        def model(record: ModelRecord, exact_rows: bool, fixed_rows: int | None = None) -> Model:
+            # The rotary table ends one row behind the context, and padding rows need their place in it.
+            longest = record.architecture.context_length + 1 - (fixed_rows or 1)
+            return Model(bundle, record, providers, min(self.context, longest), exact_rows, threads, fixed_rows)
 
+        def target(fixed_rows: int | None) -> Model:
+            return model(self.manifest.target, exact_rows=True, fixed_rows=fixed_rows)
+
+        self._target, self.exactness = load_at_level(target, exactness, self.manifest.vocab_size)
+        self.context = self._target.context
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
-        self._template_source = bundle.chat_template()
-        self._target = model(self.manifest.target, exact_rows=True)
+        self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
         self._drafters: dict[str, Drafter] = {}
         if self.manifest.draft is not None:
             self._drafters["model"] = ModelDrafter(model(self.manifest.draft, exact_rows=False))
@@ -122,8 +143,20 @@ class Engine:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed_token_ids: Iterable[int] | None = None,
+        banned_token_ids: Iterable[int] = (),
+        logits_processors: Iterable[LogitsProcessor] = (),
         stop: str | Sequence[str] = (),
+        stop_token_ids: Iterable[int] = (),
+        deadline: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        logprobs: int | None = None,
         speculation: str = "auto",
+        verification: str | None = None,
         max_draft: int | None = None,
     ) -> Iterator[Chunk]:
         """Generate, yielding a chunk per target call; the last one carries the completion.
@@ -136,24 +169,60 @@ class Engine:
             top_p: keep only the likeliest tokens, up to this mass; 1 keeps all.
             min_p: keep only tokens at least this likely, relative to the likeliest; 0 keeps all.
             seed: keys the noise; ``None`` draws one, which the statistics report.
+            repetition_penalty: above 1, tokens of prompt and output become less likely.
+            presence_penalty: taken from the logits of tokens that the output has.
+            frequency_penalty: taken from them once for each time they occur.
+            logit_bias: added to the logits, by token id.
+            allowed_token_ids: only these tokens remain; ``None`` allows all.
+            banned_token_ids: these do not.
+            logits_processors: rules of the app's own, see :class:`edge_spec.LogitsProcessor`.
             stop: strings the text ends before.
-            speculation: ``"auto"``, ``"off"`` or the name of a drafter. Never changes what is generated at
-                temperature 0, and never its distribution.
+            stop_token_ids: tokens the text ends at, besides the model's own.
+            deadline: seconds from now after which the text ends.
+            cancelled: asked before every token whether to end, for example ``threading.Event().is_set``.
+            logprobs: report the target's log-probability of each emitted token and of so many likeliest ones.
+            speculation: ``"auto"``, ``"off"`` or the name of a drafter.
+            verification: which draft tokens are kept: ``"coupled"`` (the default: with a seed, the same text whoever
+                drafts), ``"token"``, ``"block"`` or ``"traversal"`` (the same distribution).
             max_draft: most tokens proposed per target call.
 
         Raises:
             RequestError: an option is out of range, the prompt does not fit, or the engine is busy.
+            LogitsError: while generating, if a step leaves no token to choose.
         """
         self._require_idle()
-        sampling = SamplingParams(temperature, top_k, top_p, min_p, seed, max_new_tokens, stop_strings(stop))
+        given: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+            "max_new_tokens": max_new_tokens,
+            "stop": stop,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "logit_bias": logit_bias or (),
+            "allowed_token_ids": allowed_token_ids,
+            "banned_token_ids": banned_token_ids,
+            "stop_token_ids": stop_token_ids,
+            "logprobs": logprobs,
+            "deadline": deadline,
+        }
+        sampling = SamplingParams(**given)
+        sampling.require_vocabulary(self.manifest.vocab_size)
         if not sampling.greedy:
             sampling = sampling.seeded()
         drafter = self._choose_drafter(speculation)
         if max_draft is None:
             max_draft = 0 if drafter is None else drafter.default_budget
         max_draft = _checked_count("max_draft", max_draft, 0)
-        tokens = self._encode(prompt_or_messages)
-        return self._generate(Context(tokens, sampling), drafter, max_draft)
+        rule = _choose_rule(verification)
+        if cancelled is not None and not callable(cancelled):
+            raise RequestError(f"cancelled is {cancelled!r}, expected a function without arguments.")
+        pipeline = LogitsPipeline(sampling, logits_processors)
+        context = Context(self._prompts.encode(prompt_or_messages), sampling, pipeline, rule.coupled)
+        return self._generate(context, drafter, rule, max_draft, cancelled)
 
     def close(self) -> None:
         """Free the models; the engine cannot generate any more. Closing twice does no harm."""
@@ -172,7 +241,14 @@ class Engine:
         """Close the engine."""
         self.close()
 
-    def _generate(self, context: Context, drafter: Drafter | None, max_draft: int) -> Iterator[Chunk]:
+    def _generate(
+        self,
+        context: Context,
+        drafter: Drafter | None,
+        rule: Rule,
+        max_draft: int,
+        cancelled: Callable[[], bool] | None,
+    ) -> Iterator[Chunk]:
         started = perf_counter()
         self._require_idle()
         self._serving = context
@@ -180,31 +256,52 @@ class Engine:
             sampling = context.sampling
             seed = None if sampling.greedy else sampling.seed
             statistics = Statistics(prompt_tokens=len(context.tokens), seed=seed)
+            prompt_length = len(context.tokens)
             output = Output(
-                self._tokenizer, sampling, self.manifest.eos_token_ids, room=self.context - len(context.tokens)
+                self._tokenizer,
+                sampling,
+                self.manifest.eos_token_ids,
+                room=self.context - prompt_length,
+                cancelled=cancelled,
+                started=started,
             )
-            self._target.cache.rollback(0)
-            if drafter is not None:
-                drafter.rollback(0)
-            prefill(self._target, context)
+            self._rollback(0, drafter)
+            if output.finish_reason is None:
+                prefill(self._target, context)
             statistics.record_prefill(perf_counter() - started)
-            max_length = len(context.tokens) + output.limit
-            for round_ in decode(self._target, drafter, context, max_draft, max_length):
-                text, emitted = output.push(round_.tokens)
-                statistics.record(round_, len(emitted))
-                origins = tuple(
-                    round_.drafter if index < round_.accepted and round_.drafter else "target"
-                    for index in range(len(emitted))
-                )
+            rounds = decode(self._target, drafter, context, rule, max_draft, prompt_length + output.limit)
+            logprobs: list[TokenLogprobs] = []
+            while True:
+                chunk = Chunk(output.poll(), (), ())
                 if output.finish_reason is None:
-                    yield Chunk(text, emitted, origins)
+                    round_ = next(rounds)
+                    text, emitted = output.push(round_.tokens)
+                    statistics.record(round_, len(emitted))
+                    chunk = _chunk(text, emitted, round_)
+                    logprobs.extend(chunk.logprobs or ())
+                if output.finish_reason is None:
+                    yield chunk
                     continue
-                completion = Completion(output.text, tuple(output.token_ids), output.finish_reason, statistics)
+                # What lies behind the end of the text is nobody's past.
+                context.history.rollback(prompt_length + len(output.token_ids))
+                self._rollback(len(context.tokens), drafter)
+                completion = Completion(
+                    output.text,
+                    tuple(output.token_ids),
+                    output.finish_reason,
+                    statistics,
+                    None if sampling.logprobs is None else tuple(logprobs),
+                )
                 self._release(context)  # whoever stops reading at the last chunk leaves the engine free
-                yield Chunk(text, emitted, origins, completion)
+                yield replace(chunk, completion=completion)
                 return
         finally:
             self._release(context)
+
+    def _rollback(self, length: int, drafter: Drafter | None) -> None:
+        self._target.cache.rollback(min(length, self._target.cache.length))
+        if drafter is not None:
+            drafter.rollback(length)
 
     def _require_idle(self) -> None:
         if self._closed:
@@ -229,37 +326,24 @@ class Engine:
             raise RequestError(f"speculation is {speculation!r}, expected one of {known}.{hint}")
         return self._drafters[speculation]
 
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        """The chat template, read when somebody chats: a broken one is no obstacle to continuing text."""
-        if self._template_source is None:
-            raise RequestError("This bundle has no chat template; give the prompt as text instead of messages.")
-        return ChatTemplate(self._template_source, self.manifest.named_tokens)
 
-    def _encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:
-        """Turn a prompt into token ids that fit the context with room for at least one more."""
-        tokens: list[int]
-        if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt)
-        elif isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__getitem__"):
-            raise RequestError(
-                f"The prompt is a {type(prompt).__name__}; expected text, a sequence of token ids, or chat messages."
-            )
-        elif len(prompt) and isinstance(prompt[0], Mapping):
-            tokens = self._tokenizer.encode(self._template.render(prompt), add_special_tokens=False)  # type: ignore[arg-type]
-        else:
-            tokens = _checked_ids(prompt, self.manifest.vocab_size)
-        if not tokens:
-            raise RequestError("The prompt is empty; expected at least one token.")
-        if len(tokens) >= self.context:
-            raise RequestError(
-                f"The prompt has {len(tokens)} tokens, which leaves no room in the context of {self.context}; shorten "
-                f"it, or load the bundle with a larger context (up to {self.manifest.context_length})."
-            )
-        return tokens
+def _choose_rule(verification: str | None) -> Rule:
+    name = "coupled" if verification is None else verification
+    if name not in tuple(RULES):
+        known = ", ".join(map(repr, RULES))
+        raise RequestError(f"verification is {verification!r}, expected one of {known}.")
+    return RULES[name]
 
 
-def _checked_count(name: str, value: object, lowest: int) -> int:
+def _chunk(text: str, emitted: tuple[int, ...], round_: Round) -> Chunk:
+    """Describe what a round added: of its tokens only those that were emitted."""
+    drafted = min(len(emitted), round_.accepted) if round_.drafter is not None else 0
+    origins = (round_.drafter or "target",) * drafted + ("target",) * (len(emitted) - drafted)
+    logprobs = None if round_.logprobs is None else round_.logprobs[: len(emitted)]
+    return Chunk(text, emitted, origins, logprobs=logprobs)
+
+
+def _checked_count(name: str, value: Any, lowest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < lowest:
         raise RequestError(f"{name} is {value!r}, expected an integer of at least {lowest}.")
     return int(value)
@@ -271,23 +355,6 @@ def _last(chunks: Iterator[Chunk]) -> Completion:
         completion = chunk.completion
     assert completion is not None  # every stream ends with one
     return completion
-
-
-def _checked_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
-    ids = []
-    for token in prompt:
-        try:
-            index = operator.index(token)
-        except TypeError:
-            index = None
-        if index is None or isinstance(token, bool):
-            raise RequestError(
-                f"The prompt holds {token!r}; expected text, a sequence of integer token ids, or chat messages."
-            )
-        if not 0 <= index < vocab_size:
-            raise RequestError(f"Token id {index} is out of range; this vocabulary has ids 0 to {vocab_size - 1}.")
-        ids.append(index)
-    return ids
 
 
 def _require_exact_integers(bundle: Bundle) -> None:

@@ -36,6 +36,7 @@ class Model:
         context: int,
         exact_rows: bool,
         threads: int | None = None,
+        fixed_rows: int | None = None,
     ) -> None:
         """Load a model of a bundle.
 
@@ -48,6 +49,8 @@ class Model:
                 that speculation does not show. Calls are padded for it: kernels for one row round differently from
                 those for several.
             threads: threads of the session, ``None`` for ONNX Runtime's choice.
+            fixed_rows: give every session call exactly this many rows, by padding and by splitting. The dear way to
+                bitwise exactness, for kernels that round differently for every width.
 
         Raises:
             BundleError: ONNX Runtime refuses the graph.
@@ -56,6 +59,7 @@ class Model:
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
         self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
         self._exact_rows = exact_rows
+        self._fixed_rows = fixed_rows
         self._vocab_size = bundle.manifest.vocab_size
         self._logits_size = record.architecture.logits_size
         # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
@@ -63,9 +67,10 @@ class Model:
         self._takes_bias = graph.tree
         self._session = self._open(bundle, graph.path, providers, threads)
         self._binding = self._session.io_binding()
-        # A padding row is written behind the last token, so the buffers are longer by one.
+        # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
-        self.cache = KVCache(self._ort, record.architecture, context + 1, self._dtype, self._device)
+        slots = context + (fixed_rows or 1)
+        self.cache = KVCache(self._ort, record.architecture, slots, self._dtype, self._device)
         self.cache.bind(self._binding)
         self._seqlens_k = self._bind_input("seqlens_k", [1], np.int32)
         self._total_length = self._bind_input("total_sequence_length", [], np.int32)
@@ -99,6 +104,8 @@ class Model:
         rows, past = len(token_ids), self.cache.length
         if not 0 < rows <= self.context - past:
             raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
+        if self._fixed_rows is not None and rows > self._fixed_rows:
+            return self._forward_split(self._fixed_rows, token_ids, logit_rows, positions, mask)
         if not self._takes_bias and not (mask is None and positions is None):
             raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks and positions.")
         if positions is not None and past == 0:
@@ -130,7 +137,28 @@ class Model:
         for start in range(0, len(token_ids), PREFILL_ROWS):
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
 
+    def _forward_split(
+        self,
+        width: int,
+        token_ids: Sequence[int],
+        logit_rows: Sequence[int],
+        positions: Sequence[int] | None,
+        mask: npt.NDArray[np.bool_] | None,
+    ) -> npt.NDArray[np.float32]:
+        """Run a call wider than the fixed width as several."""
+        if mask is not None:
+            raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
+        logits = np.empty((len(logit_rows), self._vocab_size), np.float32)
+        for start in range(0, len(token_ids), width):
+            stop = min(start + width, len(token_ids))
+            wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
+            part = None if positions is None else positions[start:stop]
+            logits[wanted] = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+        return logits
+
     def _padded(self, rows: int) -> int:
+        if self._fixed_rows is not None:
+            return self._fixed_rows
         if not self._exact_rows:
             return rows
         return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)

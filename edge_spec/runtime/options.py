@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict
+
+from edge_spec.runtime.logits_processors import LogitsProcessor
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -16,5 +18,17 @@ class GenerationOptions(TypedDict, total=False):
     min_p: float
     seed: int | None
     stop: str | Sequence[str]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Iterable[int] | None
+    banned_token_ids: Iterable[int]
+    stop_token_ids: Iterable[int]
+    logits_processors: Iterable[LogitsProcessor]
+    logprobs: int | None
+    deadline: float | None
+    cancelled: Callable[[], bool] | None
     speculation: str
+    verification: str | None
     max_draft: int | None

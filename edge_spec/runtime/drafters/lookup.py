@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge_spec.errors import RequestError
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.drafters.protocol import Proposal
+from edge_spec.runtime.proposal import Proposal
 
 _INTEGER_BYTES = sys.getsizeof(2**20)
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_spec.errors import LogitsError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.protocol import Proposal
 from edge_spec.runtime.model import Model
-from edge_spec.runtime.sampling import Stream, greedy_tokens, probabilities, sample, uniform
+from edge_spec.runtime.noise import sample_gumbel
+from edge_spec.runtime.sampling import greedy_tokens, probabilities
 
 
 class ModelDrafter:
@@ -29,28 +31,27 @@ class ModelDrafter:
         return self._model.cache.memory_bytes
 
     def propose(self, context: Context, budget: int) -> Proposal:
-        """Sample a chain of ``budget`` tokens from the draft model, by the request's own sampling parameters."""
+        """Sample a chain of ``budget`` tokens from the draft model, by the request's own sampling parameters.
+
+        A draft that breaks down (NaN, or no token left) ends its proposal there: it costs speed, never the text.
+        """
         budget = min(budget, self._model.context - len(context.tokens))
         if budget <= 0:
             return Proposal()
-        sampling, start = context.sampling, len(context.tokens)
         pending: Sequence[int] = self._catch_up(context.tokens)
         tokens: list[int] = []
         laws: list[NDArray[np.float32]] = []
         while len(tokens) < budget:
-            logits = self._model.forward(pending, (len(pending) - 1,))
-            if not np.isfinite(logits.max()):  # a draft that breaks down costs speed, never the text
+            logits = self._model.forward(pending, (len(pending) - 1,))[0]
+            try:
+                token, law = _choose(context, tokens, logits)
+            except LogitsError:
                 break
-            if sampling.greedy:
-                token = int(greedy_tokens(logits)[0])
-            else:
-                assert sampling.seed is not None  # the context's parameters are seeded
-                law = probabilities(logits, sampling)
-                token = sample(law[0], uniform(sampling.seed, start + len(tokens), Stream.DRAFT))
-                laws.append(law)
             tokens.append(token)
+            if law is not None:
+                laws.append(law)
             pending = (token,)
-        return Proposal(tuple(tokens), np.concatenate(laws) if laws else None)
+        return Proposal(tuple(tokens), np.stack(laws) if laws else None)
 
     def observe(self, accepted: Sequence[int], logits: NDArray[np.float32]) -> None:
         """Nothing to learn."""
@@ -64,3 +65,23 @@ class ModelDrafter:
         unseen = tokens[self._model.cache.length :]
         self._model.prefill(unseen[:-2])
         return unseen[-2:]
+
+
+def _choose(
+    context: Context, drafted: Sequence[int], logits: NDArray[np.float32]
+) -> tuple[int, NDArray[np.float32] | None]:
+    """Choose the token after ``drafted`` and say from which law it was drawn; ``None`` if no rule will ask.
+
+    Args:
+        context: the text so far.
+        drafted: tokens of this proposal.
+        logits: float32 [vocab], the draft's own.
+    """
+    processed = context.pipeline.process_row(logits, context.history, drafted)
+    if context.noise is None:
+        return int(greedy_tokens(processed[None])[0]), None
+    law = probabilities(processed[None], context.sampling)[0]
+    start, node = len(context.tokens), len(drafted)
+    if context.coupled:
+        return sample_gumbel(law, context.noise.gumbel(start + node, len(law))), None
+    return context.noise.round(start).draw_draft(node, law), law

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.context import Context
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A chain of K draft tokens.
-
-    Attributes:
-        tokens: K token ids; none is a valid proposal.
-        q: float32 [K, vocab], the laws the tokens were drawn from; ``None`` if the tokens were determined by the
-            context, that is, for one-hot laws.
-    """
-
-    tokens: tuple[int, ...] = ()
-    q: NDArray[np.float32] | None = None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+from edge_spec.runtime.proposal import Proposal as Proposal
 
 
 class Drafter(Protocol):

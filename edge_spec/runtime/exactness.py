@@ -1,0 +1,86 @@
+"""Whether speculation can be bitwise exact on this machine: measured, not assumed.
+
+Speculative output equals plain output bit for bit if a row's logits do not depend on the rows it travels with. That is
+a property of kernels, which differ between processors, providers and versions, so the engine runs the same tokens
+through the target in calls of several widths and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from edge_spec.errors import ProviderError
+from edge_spec.runtime.model import Model
+
+Exactness = Literal["bitwise", "distribution"]
+
+# Rows of every target call where kernels leave no other way to bitwise exactness: a round's usual width.
+FIXED_ROWS = 8
+
+# Widths that a round can have: a plain step (padded), a short proposal and a long one. All of it is 13 target calls.
+_WIDTHS = (1, 2, 5)
+_ROWS = 6
+_CACHED = 11
+
+
+def load_at_level(
+    load: Callable[[int | None], Model], wanted: Exactness | None, vocab_size: int
+) -> tuple[Model, Exactness]:
+    """Load a target and find out which level holds with it.
+
+    Args:
+        load: loads the target, given the fixed width of its calls; ``None`` lets them be as wide as they come.
+        wanted: ``"bitwise"`` goes to a fixed width if need be; ``"distribution"`` measures nothing; ``None`` takes
+            what holds by itself.
+        vocab_size: ids that may be fed.
+
+    Raises:
+        ProviderError: ``wanted`` is ``"bitwise"``, and not even calls of one width give it.
+    """
+    target = load(None)
+    if wanted == "distribution":
+        return target, "distribution"
+    level = measure_exactness(target, vocab_size)
+    if wanted is None or level == "bitwise":
+        return target, level
+    del target  # two at once might not fit the memory
+    target = load(FIXED_ROWS)
+    if measure_exactness(target, vocab_size) != "bitwise":
+        raise ProviderError(
+            "exactness='bitwise' cannot hold on this device: a row's logits depend on the rows it travels with, even "
+            f"where every call has {FIXED_ROWS} rows. Load with exactness='distribution'."
+        )
+    return target, "bitwise"
+
+
+def measure_exactness(target: Model, vocab_size: int) -> Exactness:
+    """Compare rows computed in calls of several widths.
+
+    Args:
+        target: a model whose cache is empty, and is empty again afterwards.
+        vocab_size: ids that may be fed.
+
+    Returns:
+        ``"bitwise"`` if every row came out the same bit for bit, else ``"distribution"``.
+    """
+    # A context too small for all of it is measured as far as it reaches, with at least one token in the cache.
+    count = min(_CACHED + _ROWS, target.context)
+    tokens = np.random.default_rng(0).integers(0, vocab_size, count).tolist()
+    cached, rows = tokens[: max(1, count - _ROWS)], tokens[max(1, count - _ROWS) :]
+    target.cache.rollback(0)
+    try:
+        target.prefill(cached)
+        expected = target.forward(rows, range(len(rows))).copy()
+        for width in _WIDTHS:
+            target.cache.rollback(len(cached))
+            for start in range(0, len(rows), width):
+                call = rows[start : start + width]
+                logits = target.forward(call, range(len(call)))
+                if not np.array_equal(logits, expected[start : start + len(call)]):
+                    return "distribution"
+    finally:
+        target.cache.rollback(0)
+    return "bitwise"

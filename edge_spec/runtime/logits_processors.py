@@ -1,0 +1,241 @@
+"""What happens to the target's logits before temperature: penalties, bias, an app's own processors, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_spec.errors import LogitsError, NoTokenLeftError, RequestError
+from edge_spec.runtime.history import History
+from edge_spec.runtime.penalties import penalize
+from edge_spec.runtime.sampling_params import SamplingParams
+
+
+class LogitsProcessor(Protocol):
+    """An app's own rule for the next token, such as a grammar.
+
+    It must be a pure function of its two arguments. Speculation asks about texts that are only drafted: it is called
+    for paths that are then rejected, again for a path that was rejected before, and for the nodes of a tree in any
+    order. A processor that kept state, such as how often it was called, would answer differently with speculation on
+    than off, and the text would show it. What depends on the text so far is to be computed from ``token_ids``;
+    memory of earlier answers, keyed by those tokens, is fine.
+
+    It is never called for a text that it ruled out itself: behind a drafted token whose logit is -inf, no row is
+    processed.
+    """
+
+    def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32], /) -> NDArray[np.float32]:
+        """Return the logits to go on with.
+
+        Args:
+            token_ids: prompt and output up to the token in question, drafted ones included; the processor's own copy.
+            logits: float32 [vocab], the processor's own copy, which it may change and return.
+
+        Returns:
+            Floating point [vocab]; -inf excludes a token. None is NaN or +inf.
+        """
+        ...
+
+
+class LogitsPipeline:
+    """All of a request's changes to the logits, prepared once.
+
+    The order is: repetition, frequency and presence penalties, logit bias, the app's processors, allowed and banned
+    tokens. Masks come last, so that nothing brings a banned token back. Temperature, top-k, top-p and min-p follow in
+    :func:`edge_spec.runtime.sampling.probabilities`.
+
+    Attributes:
+        active: whether any logits are ever changed.
+    """
+
+    def __init__(self, params: SamplingParams, processors: Iterable[LogitsProcessor] = ()) -> None:
+        """Prepare a request.
+
+        Args:
+            params: penalties, bias and masks.
+            processors: called in this order.
+
+        Raises:
+            RequestError: a processor is not callable.
+        """
+        self._params = params
+        self._processors = _checked_processors(processors)
+        self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
+        self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._banned = np.array(params.banned_token_ids, np.int64)
+        self._allowed: NDArray[np.int64] | None = None
+        if params.allowed_token_ids is not None:  # then all others are out, and need no ban
+            allowed = set(params.allowed_token_ids) - set(params.banned_token_ids)
+            self._allowed, self._banned = np.array(sorted(allowed), np.int64), np.zeros(0, np.int64)
+        self.active = bool(
+            params.penalizes or self._processors or len(self._bias) or len(self._banned) or self._allowed is not None
+        )
+
+    def process(
+        self, logits: NDArray[np.float32], history: History, paths: Sequence[Sequence[int]]
+    ) -> NDArray[np.float32]:
+        """Apply everything to all rows, each on its own history; see :class:`ProcessedRows`.
+
+        Returns:
+            float32 [R, vocab]; ``logits`` itself if there is nothing to do.
+        """
+        if not self.active or not len(logits):
+            return logits
+        return ProcessedRows(self, logits, history, paths).all()
+
+    def process_row(
+        self,
+        logits: NDArray[np.float32],
+        history: History,
+        path: Sequence[int],
+        row: int = 0,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Apply everything to one row.
+
+        Args:
+            logits: float32 [vocab], the model's own; never changed.
+            history: the text that the row's block follows.
+            path: the drafted tokens that the row follows beyond it.
+            row: number of the row, for errors.
+            out: float32 [vocab], where to put the result if there is something to do; a new array by default.
+
+        Returns:
+            float32 [vocab], with a finite maximum; ``logits`` itself if there is nothing to do.
+
+        Raises:
+            NoTokenLeftError: every token is excluded.
+            LogitsError: the model's logits have no finite maximum, or a processor failed.
+        """
+        if not self.active:
+            return logits
+        position = len(history.tokens) + len(path)
+        peak = float(logits.max())
+        if not np.isfinite(peak):
+            raise LogitsError(
+                f"the largest logit is {peak}, expected a finite number: the model's computation broke down on this "
+                "device; use another device, or export the bundle again with a finer recipe",
+                row,
+                position,
+            )
+        values = np.empty_like(logits) if out is None else out
+        values[:] = logits
+        if self._params.penalizes:
+            penalize(values, history, path, self._params)
+        values[self._bias_ids] += self._bias
+        for processor in self._processors:
+            values[:] = _run(processor, [*history.tokens, *path], values.copy(), row)
+        if self._allowed is not None:
+            kept = values[self._allowed]
+            values.fill(-np.inf)
+            values[self._allowed] = kept
+        values[self._banned] = -np.inf
+        if values.max() == -np.inf:
+            raise NoTokenLeftError(
+                "no token is left to choose: allowed_token_ids, banned_token_ids and logits processors exclude them "
+                "all; leave at least one at every step (an end-of-text token, if nothing else)",
+                row,
+                position,
+            )
+        return values
+
+
+class ProcessedRows:
+    """The rows of one target call, each processed when it is first read.
+
+    A rule that stops at the first rejection pays for no row behind it, and an error in such a row, which plain
+    decoding would never have met, stays unseen. A row behind a token that is excluded in its parent row can never
+    be reached; it is left as it is, and no processor is called for it.
+    """
+
+    def __init__(
+        self,
+        pipeline: LogitsPipeline,
+        logits: NDArray[np.float32],
+        history: History,
+        paths: Sequence[Sequence[int]],
+    ) -> None:
+        """Wrap a target's answer.
+
+        Args:
+            pipeline: what to apply.
+            logits: float32 [R, vocab], the model's own; never changed, and read until the last row is processed.
+            history: the text that all rows follow.
+            paths: R sequences of drafted tokens, what each row follows beyond ``history``
+                (:func:`~edge_spec.runtime.history.chain_paths`, :func:`~edge_spec.runtime.history.tree_paths`).
+        """
+        self._pipeline = pipeline
+        self._logits = logits
+        self._history = history
+        self._paths = [tuple(path) for path in paths]
+        self._row_of_path = {path: row for row, path in enumerate(self._paths)}
+        self._processed = np.empty_like(logits) if pipeline.active else logits
+        self._reachable: dict[int, bool] = {}  # for the rows that were read
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, row: int) -> NDArray[np.float32]:
+        """Return the processed logits of a row, float32 [vocab]; see :meth:`LogitsPipeline.process_row` for errors."""
+        processed: NDArray[np.float32] = self._processed[row]
+        if self._pipeline.active and row not in self._reachable:
+            reachable = self._is_reachable(row)
+            if reachable:
+                self._pipeline.process_row(self._logits[row], self._history, self._paths[row], row, processed)
+            else:
+                processed[:] = self._logits[row]
+            self._reachable[row] = reachable
+        return processed
+
+    def all(self) -> NDArray[np.float32]:
+        """Return all rows, processed, float32 [R, vocab]."""
+        for row in range(len(self)):
+            self[row]
+        return self._processed
+
+    def _is_reachable(self, row: int) -> bool:
+        path = self._paths[row]
+        parent = self._row_of_path.get(path[:-1], row)
+        if parent == row:
+            return True
+        return bool(self[parent][path[-1]] > -np.inf) and self._reachable[parent]
+
+
+def _run(
+    processor: LogitsProcessor, token_ids: list[int], logits: NDArray[np.float32], row: int
+) -> NDArray[np.floating[Any]]:
+    shape, position = logits.shape, len(token_ids)
+    name = getattr(processor, "__qualname__", type(processor).__qualname__)
+    try:
+        returned = np.asarray(processor(token_ids, logits))
+    except Exception as error:
+        raise LogitsError(f"the logits processor {name} raised {error!r}", row, position) from error
+    if returned.shape != shape or returned.dtype.kind != "f":
+        raise LogitsError(
+            f"the logits processor {name} returned {returned.dtype} {list(returned.shape)}, expected floating point "
+            f"{list(shape)}",
+            row,
+            position,
+        )
+    peak = float(returned.max())
+    if np.isnan(peak) or peak > float(np.finfo(np.float32).max):
+        raise LogitsError(
+            f"the logits processor {name} returned logits up to {peak}, expected finite ones (or -inf)", row, position
+        )
+    return returned
+
+
+def _checked_processors(processors: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+    given: object = processors
+    if not isinstance(given, Iterable):
+        raise RequestError(f"logits_processors is {given!r}, expected a sequence of functions")
+    checked = tuple(given)
+    for processor in checked:
+        if not callable(processor):
+            raise RequestError(
+                f"logits_processors holds {processor!r}, expected functions of token ids and logits that return logits"
+            )
+    return checked

@@ -1,0 +1,75 @@
+"""What a drafter proposes: a chain or a tree of tokens, and the laws they were drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Law: TypeAlias = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Draft tokens, laid out as a tree with parents first. A chain is a tree without siblings.
+
+    The target answers with one row more than there are tokens: **row 0 follows the context, row i + 1 follows
+    token i**. Everything that belongs to a place in the tree is numbered by rows.
+
+    Attributes:
+        tokens: the draft tokens; none is a valid proposal. The likeliest path comes first.
+        q: ``q[row]`` is the law, float [vocab], that the *children* of that row were drawn from, or ``None`` if they
+            were not drawn but determined by what precedes them. So a chain's token i was drawn from ``q[i]``. Rows at
+            the end that have no children may be missing; ``None`` in place of all: every token is determined.
+        parents: ``parents[i] < i`` is the token that token i continues, -1 the context. ``None``: a chain.
+        replacement: whether siblings were drawn independently of each other. If not, each was drawn from what its
+            elder siblings left of the law. Either way siblings that were drawn stand **in the order they were drawn**;
+            determined ones may stand in any.
+
+    Raises:
+        ValueError: the parents do not describe a tree of these tokens.
+    """
+
+    tokens: tuple[int, ...] = ()
+    q: NDArray[np.floating[Any]] | Sequence[Law | None] | None = None
+    parents: tuple[int, ...] | None = None
+    replacement: bool = False
+
+    def __post_init__(self) -> None:
+        if self.parents is None:
+            return
+        if len(self.parents) != len(self.tokens):
+            raise ValueError(f"{len(self.parents)} parents for {len(self.tokens)} tokens, expected one for each")
+        for node, parent in enumerate(self.parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"the parent of token {node} is {parent}, expected an earlier token, or -1 for none")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def trunk(self) -> int:
+        """How many tokens, from the first, form a chain: each continues the one before it."""
+        if self.parents is None:
+            return len(self.tokens)
+        return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self.tokens))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no token has a sibling and none precedes its parent's other descendants."""
+        return self.trunk == len(self.tokens)
+
+    @property
+    def children(self) -> list[list[int]]:
+        """For every row, the tokens (as indices) that continue it, in order."""
+        rows: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for node in range(len(self.tokens)):
+            rows[(node - 1 if self.parents is None else self.parents[node]) + 1].append(node)
+        return rows
+
+    def law(self, row: int) -> Law | None:
+        """The law the children of ``row`` were drawn from; ``None`` if they were determined."""
+        return None if self.q is None or row >= len(self.q) else self.q[row]

@@ -1,0 +1,159 @@
+"""Whoever drafts, however much, in whatever chunks: the loop emits the tokens of the naive one-token-a-time decoder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from edge_spec.errors import NoTokenLeftError
+from edge_spec.runtime import loop
+from edge_spec.runtime.drafters.lookup import LookupDrafter
+from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.protocol import Drafter
+from edge_spec.runtime.output import Output
+from edge_spec.runtime.sampling_params import SamplingParams
+from edge_spec.runtime.verification import RULES
+from reference_decoder import DeadEndError, Reference, reference_decode
+from stub_model import Pausing, StubDrafter, StubModel, context_of, rounds_of
+from test_reference_decoder import EOS, VOCAB, Letters, grammar, hash_of_prefix, options_of, requests, tokens
+
+CONTEXT = 30
+DRAFTERS = ("nobody", "empty", "garbage", "good", "mixed", "lookup", "model", "twin", "short model")
+
+_hashed = functools.lru_cache(200_000)(hash_of_prefix())
+_strange = functools.lru_cache(200_000)(hash_of_prefix(1.0))
+
+
+def target_logits(history: Sequence[int]) -> np.ndarray:
+    return _hashed(tuple(history)).copy()
+
+
+def draft_logits(history: Sequence[int]) -> np.ndarray:
+    """The target's, and as much again of something else."""
+    return target_logits(history) + _strange((*history, 255))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[int], SamplingParams, list[Any], str, str, int, int, int]:
+    params = draw(requests)
+    return (
+        draw(st.lists(tokens, min_size=1, max_size=12)),
+        params,
+        [grammar] if draw(st.booleans()) else [],
+        draw(st.sampled_from(DRAFTERS)),
+        # Without noise there is one rule.
+        draw(st.sampled_from(tuple(RULES))) if params.greedy else "coupled",
+        draw(st.integers(0, 8)),  # most tokens a round
+        draw(st.integers(1, 13)),  # rows of a prefill chunk
+        draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def drafter_of(kind: str, text: list[int], luck: np.random.Generator) -> tuple[Drafter | None, StubModel | None]:
+    """A drafter and, if it has one, its model; ``text`` is what the target will say."""
+
+    def propose(history: Sequence[int], budget: int) -> list[int]:
+        skill = {"garbage": 0.0, "good": 1.0, "mixed": 0.8}[kind]
+        future = text[len(history) : len(history) + budget]
+        future += [int(token) for token in luck.integers(VOCAB, size=budget - len(future))]
+        return [token if luck.random() < skill else int(luck.integers(VOCAB)) for token in future]
+
+    def cap() -> int:
+        return int(luck.integers(-2, 9))
+
+    model = None
+    drafter: Drafter
+    if kind == "nobody":
+        return None, None
+    if kind == "empty":
+        return StubDrafter(lambda history, budget: ()), None
+    if kind == "lookup":
+        drafter = LookupDrafter(min_ngram=1)
+    elif kind in ("model", "twin", "short model"):
+        model = StubModel(target_logits if kind == "twin" else draft_logits, 12 if kind == "short model" else CONTEXT)
+        drafter = ModelDrafter(model)  # type: ignore[arg-type]
+    else:
+        drafter = StubDrafter(propose)
+    return Pausing(drafter, cap), model
+
+
+@settings(max_examples=2200, deadline=None)
+@given(cases())
+def test_same_seed_same_tokens_whoever_drafts(case: Any) -> None:
+    prompt, params, processors, kind, rule, max_draft, chunk, luck = case
+    letters = Letters()
+
+    def reference_of(limit: int) -> Reference:
+        return reference_decode(
+            target_logits,
+            prompt,
+            **{**options_of(params), "max_new_tokens": limit},
+            logits_processors=processors,
+            eos_token_ids=[EOS],
+            decode=lambda ids: letters.decode([token for token in ids if token != EOS]),
+            context=CONTEXT,
+        )
+
+    dead_end = None
+    try:
+        reference = reference_of(params.max_new_tokens)
+    except DeadEndError as error:  # the grammar wants an even token, and all of them are banned
+        dead_end = error.position
+        reference = reference_of(dead_end - len(prompt))
+    assume(reference.margin > 1e-5)
+
+    target = StubModel(target_logits, CONTEXT)
+    drafter, draft = drafter_of(kind, [*prompt, *reference.token_ids], np.random.default_rng(luck))
+    context = context_of(prompt, params, rule, processors)
+    output = Output(letters, params, [EOS], CONTEXT - len(prompt))  # type: ignore[arg-type]
+
+    def run() -> None:
+        with mock.patch.object(loop, "PREFILL_ROWS", chunk):
+            rounds = rounds_of(target, drafter, context, len(prompt) + output.limit, max_draft, rule)
+        while output.finish_reason is None:
+            round_ = next(rounds)
+            assert round_.drafted <= max_draft and round_.accepted <= round_.drafted
+            output.push(round_.tokens)
+            # Everything but the last token, and nothing else: no draft token stays behind.
+            assert target.cache.tokens == context.tokens[:-1]
+            assert draft is None or draft.cache.tokens == context.tokens[: draft.cache.length]
+
+    if dead_end is not None:
+        with pytest.raises(NoTokenLeftError, match=f"at position {dead_end}, no token is left"):
+            run()
+        # What could be said before was said.
+        assert context.tokens == [*prompt, *reference.token_ids]
+        return
+    run()
+    assert output.token_ids == reference.token_ids
+    assert output.finish_reason == reference.finish_reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_drafters_above_are_what_they_are_called(kind: str, temperature: float) -> None:
+    """Or else the test above would compare plain decoding with itself."""
+    drafted = accepted = 0
+    for seed in range(30):
+        params = SamplingParams(temperature=temperature, seed=seed)
+        prompt = [seed % 10, 1, 2, 3, 1, 2, 3]
+        plain = context_of(prompt, params)
+        list(rounds_of(StubModel(target_logits, CONTEXT), None, plain, CONTEXT))
+        drafter, _ = drafter_of(kind, plain.tokens, np.random.default_rng(seed))
+        context = context_of(prompt, params)
+        rounds = list(rounds_of(StubModel(target_logits, CONTEXT), drafter, context, CONTEXT, 8))
+        assert context.tokens == plain.tokens
+        drafted += sum(round_.drafted for round_ in rounds)
+        accepted += sum(round_.accepted for round_ in rounds)
+    assert (drafted > 0) == (kind not in ("nobody", "empty"))
+    if kind in ("good", "twin"):
+        assert accepted == drafted
+    elif drafted:
+        assert 0 < accepted < drafted
