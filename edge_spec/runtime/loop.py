@@ -18,7 +18,7 @@ from edge_spec.runtime.logprobs import TokenLogprobs, log_probabilities
 from edge_spec.runtime.model import PREFILL_ROWS, Model
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.target_laws import TargetLaws
-from edge_spec.runtime.verification import Rule, Verdict, verify_greedy
+from edge_spec.runtime.verification import Laws, Rule, Verdict, verify_greedy
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ def _propose(drafter: Drafter | None, context: Context, budget: int) -> Proposal
 
 def _verify(logits: NDArray[np.float32], proposal: Proposal, context: Context, rule: Rule) -> Verdict:
     """Apply the rule to the rows of one target call, each row on its own path's history."""
-    rows = ProcessedRows(context.pipeline, logits, context.history, chain_paths(proposal.tokens))
+    rows: Laws = logits
+    if context.pipeline.active:
+        rows = ProcessedRows(context.pipeline, logits, context.history, chain_paths(proposal.tokens))
     start = len(context.tokens)
     try:
         if context.noise is None:

@@ -201,8 +201,8 @@ class Model:
         else:
             self._bias = np.zeros(shape, self._dtype)
             self._bias[0, 0, :rows, past : past + rows][~mask] = -np.inf
-        # The value refers to the array's memory, which self._bias keeps alive during the call.
-        self._binding.bind_ortvalue_input("attention_bias", self._ort.OrtValue.ortvalue_from_numpy(self._bias))
+        # The binding refers to the array's memory, which self._bias keeps alive during the call.
+        self._binding.bind_cpu_input("attention_bias", self._bias)
 
     def _bind_input(self, name: str, shape: list[int], dtype: Any) -> Any:
         value = self._allocate(shape, dtype)

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.errors import LogitsError
-from edge_spec.runtime.logits_processors import ProcessedRows
 from edge_spec.runtime.sampling import probabilities
 from edge_spec.runtime.sampling_params import SamplingParams
+from edge_spec.runtime.verification.rule import Laws
 
 
 class TargetLaws:
@@ -18,7 +18,7 @@ class TargetLaws:
     never have met stays unseen for the same reason.
     """
 
-    def __init__(self, rows: ProcessedRows, sampling: SamplingParams) -> None:
+    def __init__(self, rows: Laws, sampling: SamplingParams) -> None:
         self._rows = rows
         self._sampling = sampling
         self._laws: dict[int, NDArray[np.float32]] = {}
