@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edge_spec.errors import EdgeSpecError
 from edge_spec.runtime.noise import Noise, gumbel, sample_gumbel
 from edge_spec.runtime.proposal import Law, Proposal
-from edge_spec.runtime.verification import RULES, Verdict, trunk_only, verify_coupled, verify_greedy
+from edge_spec.runtime.verification import RULES, Verdict, verify_coupled, verify_greedy
 from enumeration import KINDS, LawTable, Prefix, law_pair, law_pairs, prefix_of
 
 VOCAB, DEPTH = 3, 3
@@ -236,18 +236,6 @@ def test_the_default_rule_takes_trees_and_shared_noise() -> None:
 
 
 # Proposals
-
-
-@settings(max_examples=100, deadline=None)
-@given(seed=seeds, proposal=proposals())
-def test_leaving_the_trunk_costs_no_token_only_a_round(seed: int, proposal: Proposal) -> None:
-    p, _ = law_pairs(seed, VOCAB, DEPTH, ["any"])
-    noise = np.random.default_rng(seed).gumbel(size=(DEPTH + 1, VOCAB))
-    verdict = verify_coupled(rows_of(p, proposal), proposal, Given(noise))
-    on_trunk, guess = trunk_only(verdict, proposal)
-    assert on_trunk.path == tuple(range(on_trunk.accepted)) and on_trunk.accepted <= proposal.trunk
-    assert emitted(proposal, on_trunk) + guess == emitted(proposal, verdict)
-    assert not guess or verdict.path[on_trunk.accepted] != on_trunk.accepted
 
 
 def test_a_proposal_knows_its_trunk_and_the_children_of_every_row() -> None:

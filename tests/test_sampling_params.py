@@ -20,6 +20,13 @@ TOKEN_LISTS = ["allowed_token_ids", "banned_token_ids", "stop_token_ids"]
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        *itertools.product(["temperature"], [-0.1, math.nan, math.inf, 10**400, "hot", None, True, 1j]),
+        *itertools.product(["top_k"], [-1, 1.5, 40.0, "40", None, True]),
+        *itertools.product(["top_p"], [0, 0.0, -0.5, 1.01, math.nan, "all", None, True]),
+        *itertools.product(["min_p"], [-0.01, 1.01, math.nan, "none", None, False]),
+        *itertools.product(["seed"], [1.0, "1", True, 2**63, -(2**63) - 1, math.nan]),
+        *itertools.product(["max_new_tokens"], [-1, -5, 2.5, "many", None, True]),
+        *itertools.product(["stop"], ["", [""], ["ok", ""], [1], 5, None, b"end", ["a", None]]),
         *itertools.product(["repetition_penalty"], [0, -1.0, 1e-3, 101, math.nan, math.inf, "1", None, True]),
         *itertools.product(["presence_penalty", "frequency_penalty"], [-2.1, 2.1, math.nan, "0", None, True, 1j]),
         *itertools.product(["logit_bias"], [5, "bias", [1], [(1, 2, 3)], {"1": 2.0}, {-1: 2.0}, {True: 1.0}, None]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge_spec.runtime.verification.block import verify_block
 from edge_spec.runtime.verification.coupled import verify_coupled, verify_greedy
-from edge_spec.runtime.verification.rule import Chance, Laws, Rule, Verdict, trunk_only
+from edge_spec.runtime.verification.rule import Chance, Laws, Rule, Verdict
 from edge_spec.runtime.verification.token import verify_token
 from edge_spec.runtime.verification.traversal import verify_traversal
 
@@ -24,7 +24,6 @@ __all__ = [
     "Laws",
     "Rule",
     "Verdict",
-    "trunk_only",
     "verify_block",
     "verify_coupled",
     "verify_greedy",

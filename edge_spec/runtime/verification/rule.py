@@ -31,22 +31,6 @@ class Verdict:
         return len(self.path)
 
 
-def trunk_only(verdict: Verdict, proposal: Proposal) -> tuple[Verdict, tuple[int, ...]]:
-    """Cut a verdict back to what is bitwise exact in a tree: the trunk, whose keys lie where a chain's would.
-
-    The token with which the path leaves the trunk becomes the target's own token. Those after it are not emitted, but
-    are the best guess at how the text goes on.
-
-    Returns:
-        The verdict on the trunk, and the tokens to propose next, in order; none if the path stayed on the trunk.
-    """
-    on_trunk = next((depth for depth, node in enumerate(verdict.path) if node != depth), len(verdict.path))
-    if on_trunk == len(verdict.path):
-        return verdict, ()
-    first, *rest = (proposal.tokens[node] for node in verdict.path[on_trunk:])
-    return Verdict(verdict.path[:on_trunk], first), (*rest, verdict.next_token)
-
-
 class Laws(Protocol):
     """The target's laws by row, see :class:`Proposal`: an array [rows, vocab], or something that computes rows."""
 
