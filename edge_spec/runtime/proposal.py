@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 Law: TypeAlias = NDArray[np.floating[Any]]
 
+# What speaks for a draft token: the name of its drafter, then what the drafter saw, such as the length of a match. Draft
+# tokens with the same evidence are expected to be accepted equally often. All of it is hashable.
+Evidence: TypeAlias = tuple[str | int, ...]
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -28,6 +32,7 @@ class Proposal:
         replacement: whether siblings were drawn independently of each other. If not, each was drawn from what its
             elder siblings left of the law. Either way siblings that were drawn stand **in the order they were drawn**;
             determined ones may stand in any.
+        evidence: what speaks for each token; ``None`` if its drafter does not say.
 
     Raises:
         ValueError: the parents do not describe a tree of these tokens.
@@ -37,8 +42,11 @@ class Proposal:
     q: NDArray[np.floating[Any]] | Sequence[Law | None] | None = None
     parents: tuple[int, ...] | None = None
     replacement: bool = False
+    evidence: tuple[Evidence, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.evidence is not None and len(self.evidence) != len(self.tokens):
+            raise ValueError(f"{len(self.evidence)} evidences for {len(self.tokens)} tokens, expected one for each")
         if self.parents is None:
             return
         if len(self.parents) != len(self.tokens):

@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.proposal import Proposal as Proposal
+from edge_spec.runtime.proposal import Evidence, Proposal
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a drafter may propose.
+
+    Attributes:
+        tokens: the most draft tokens.
+        branches: whether the proposal may be a tree.
+        another: asked before each token that costs time to draft, with the evidence of the chain drafted so far: is it
+            worth going on? Drafters that propose for nothing need not ask.
+    """
+
+    tokens: int
+    branches: bool = False
+    another: Callable[[Sequence[Evidence]], bool] = lambda chain: True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the target said to a proposal.
+
+    Attributes:
+        last: the token before the proposal, which row 0 follows.
+        proposal: what was verified.
+        path: the draft tokens that agree with the target, as indices into the proposal, each the parent of the next.
+        next_token: the target's own token after them.
+        logits: float32 [rows, vocab], as the target computed them; row 0 follows ``last``, row i + 1 follows token i
+            of the proposal. Valid during the call.
+    """
+
+    last: int
+    proposal: Proposal
+    path: tuple[int, ...]
+    next_token: int
+    logits: NDArray[np.float32]
 
 
 class Drafter(Protocol):
     """Proposes tokens that the target then verifies. Nothing a drafter does can change the text, only the speed.
 
     One rule is owed in return: whether a token is proposed may depend on the tokens before it and on the law it is
-    drawn from, never on the token itself. Dropping unlikely draws after the fact would bias what is emitted.
+    drawn from, never on the token itself. Dropping unlikely draws after the fact would bias what is emitted. The same
+    holds for a token's evidence.
     """
 
     @property
@@ -26,7 +64,7 @@ class Drafter(Protocol):
 
     @property
     def default_budget(self) -> int:
-        """Tokens proposed per round where the request does not say."""
+        """Tokens proposed per round where nobody decides by cost."""
         ...
 
     @property
@@ -34,21 +72,21 @@ class Drafter(Protocol):
         """Memory held now, in bytes."""
         ...
 
-    def propose(self, context: Context, budget: int) -> Proposal:
-        """A continuation of ``context.tokens`` of at most ``budget`` tokens.
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        """A continuation of ``context.tokens`` and ``prefix``, the likeliest path first.
 
-        A drafter may remember what it has read: between two calls the text only grows, unless ``rollback`` says
-        otherwise.
+        A drafter may remember what it has read of the context: between two calls the text only grows, unless
+        ``rollback`` says otherwise.
+
+        Args:
+            context: the text so far.
+            budget: how much may be proposed.
+            prefix: tokens that are proposed already, and that this proposal extends. They are not part of the text.
         """
         ...
 
-    def observe(self, accepted: Sequence[int], logits: NDArray[np.float32]) -> None:
-        """Learn from a verified round.
-
-        Args:
-            accepted: the tokens the round committed, the target's own included.
-            logits: float32 [rows, vocab], the target's logits; row i is what token i was chosen from.
-        """
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from the target's answer to a round's proposal, whoever made it."""
         ...
 
     def rollback(self, length: int) -> None:
