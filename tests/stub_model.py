@@ -9,11 +9,12 @@ import numpy as np
 
 from edge_spec.errors import RequestError
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.drafters.protocol import Drafter
+from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
 from edge_spec.runtime.logits_processors import LogitsPipeline
 from edge_spec.runtime.loop import Round, decode, prefill
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
+from edge_spec.runtime.speculation import FixedDraft
 from edge_spec.runtime.verification import RULES
 
 LogitsOf = Callable[[Sequence[int]], np.ndarray]
@@ -40,6 +41,11 @@ class StubCache:
             raise RequestError(f"Cannot roll the cache back to {length} tokens; it holds {self.length}.")
         self.length = length
 
+    def keep(self, length: int, slots: Sequence[int]) -> None:
+        assert list(slots) == sorted(set(slots)) and all(length <= slot < self.length for slot in slots)
+        self._slots[length:] = [self._slots[slot] for slot in slots]
+        self.length = length + len(slots)
+
 
 class StubModel:
     """Computes a row from what the cache holds, so that a token left there or missing changes every later row."""
@@ -50,15 +56,27 @@ class StubModel:
         self._logits_of = logits_of
         self._logits = np.zeros((0, 0), np.float32)
 
-    def forward(self, token_ids: Sequence[int], logit_rows: Sequence[int]) -> np.ndarray:
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        logit_rows: Sequence[int],
+        positions: Sequence[int] | None = None,
+        mask: np.ndarray | None = None,
+    ) -> np.ndarray:
         past = self.cache.length
         if not 0 < len(token_ids) <= self.context - past:
             raise RequestError(f"{len(token_ids)} tokens do not fit: the cache holds {past} of {self.context}.")
+        if mask is None:
+            mask = np.tri(len(token_ids), dtype=bool)
+        else:
+            assert past > 0 and positions is not None
+            assert list(positions) == [past + int(seen.sum()) - 1 for seen in mask]
+        before = self.cache.tokens
         self.cache.append(token_ids)
         self._logits.fill(np.nan)  # the last call's logits were valid until now
-        text = self.cache.tokens
         if len(logit_rows):
-            self._logits = np.stack([self._logits_of(text[: past + row + 1]) for row in logit_rows])
+            seen = [[*before, *np.array(token_ids)[mask[row]].tolist()] for row in logit_rows]
+            self._logits = np.stack([self._logits_of(text) for text in seen])
         return self._logits
 
     def prefill(self, token_ids: Sequence[int]) -> None:
@@ -67,22 +85,23 @@ class StubModel:
 
 
 class StubDrafter:
-    """Proposes what a function of the text and the budget says, as determined tokens."""
+    """Proposes what a function of the text and the budget says: a chain of determined tokens, or a proposal."""
 
     name = "stub"
     default_budget = 4
     memory_bytes = 0
 
-    def __init__(self, propose: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+    def __init__(self, propose: Callable[[Sequence[int], int], Sequence[int] | Proposal]) -> None:
         self._propose = propose
 
-    def propose(self, context: Context, budget: int) -> Proposal:
-        tokens = tuple(self._propose(context.tokens, budget))
-        assert len(tokens) <= budget
-        return Proposal(tokens)
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        proposed = self._propose([*context.tokens, *prefix], budget.tokens)
+        proposal = proposed if isinstance(proposed, Proposal) else Proposal(tuple(proposed))
+        assert len(proposal) <= budget.tokens
+        return proposal
 
-    def observe(self, accepted: Sequence[int], logits: np.ndarray) -> None:
-        assert len(accepted) == len(logits)
+    def observe(self, outcome: Outcome) -> None:
+        assert len(outcome.logits) == len(outcome.proposal) + 1
 
     def rollback(self, length: int) -> None:
         pass
@@ -101,9 +120,9 @@ class Pausing:
     def memory_bytes(self) -> int:
         return self._drafter.memory_bytes
 
-    def propose(self, context: Context, budget: int) -> Proposal:
-        cap = min(budget, self._cap())
-        return self._drafter.propose(context, cap) if cap > 0 else Proposal()
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        cap = min(budget.tokens, self._cap())
+        return self._drafter.propose(context, Budget(cap, budget.branches), prefix) if cap > 0 else Proposal()
 
 
 def context_of(prompt: Sequence[int], params: SamplingParams, rule: str = "coupled", processors: Any = ()) -> Context:
@@ -118,8 +137,11 @@ def rounds_of(
     max_length: int,
     max_draft: int = 4,
     rule: str = "coupled",
+    branches: bool = False,
+    defer: bool = True,
 ) -> Iterator[Round]:
     """The production loop on a stub."""
     model: Any = target
     prefill(model, context)
-    return decode(model, drafter, context, RULES[rule], max_draft, max_length)
+    speculation = None if drafter is None else FixedDraft(drafter, max_draft, branches)
+    return decode(model, speculation, context, RULES[rule], max_length, defer)

@@ -21,7 +21,7 @@ from edge_spec.runtime import logits_processors
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
-from edge_spec.runtime.drafters.protocol import Drafter
+from edge_spec.runtime.drafters.protocol import Budget, Drafter
 from edge_spec.runtime.noise import RoundNoise, Stream, sample
 from edge_spec.runtime.penalties import penalize
 from edge_spec.runtime.proposal import Proposal
@@ -211,16 +211,16 @@ def test_a_planted_fault_of_the_loop_is_noticed(
 class Liar(ModelDrafter):
     """Says its tokens were drawn from a law that they were not drawn from."""
 
-    def propose(self, context: Context, budget: int) -> Proposal:
-        tokens = super().propose(context, budget).tokens
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        tokens = super().propose(context, budget, prefix).tokens
         return Proposal(tokens, np.full((len(tokens), VOCAB), 1 / VOCAB, np.float32))
 
 
 class Choosy(ModelDrafter):
     """Drops the end of a proposal if it does not like the token it drew: tokens it likes come too often."""
 
-    def propose(self, context: Context, budget: int) -> Proposal:
-        proposal = super().propose(context, budget)
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        proposal = super().propose(context, budget, prefix)
         liked = list(itertools.takewhile(lambda token: token == 0, proposal.tokens))
         return Proposal(tuple(liked), None if proposal.q is None else proposal.q[: len(liked)])
 

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from edge_spec.errors import NoTokenLeftError
 from edge_spec.runtime import loop
+from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
-from edge_spec.runtime.drafters.protocol import Drafter
+from edge_spec.runtime.drafters.protocol import Budget, Drafter
 from edge_spec.runtime.output import Output
+from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.verification import RULES
 from reference_decoder import DeadEndError, Reference, reference_decode
@@ -25,7 +27,7 @@ from stub_model import Pausing, StubDrafter, StubModel, context_of, rounds_of
 from test_reference_decoder import EOS, VOCAB, Letters, grammar, hash_of_prefix, options_of, requests, tokens
 
 CONTEXT = 30
-DRAFTERS = ("nobody", "empty", "garbage", "good", "mixed", "lookup", "model", "twin", "short model")
+DRAFTERS = ("nobody", "empty", "garbage", "good", "mixed", "lookup", "model", "twin", "short model", "tree", "model tree")
 
 _hashed = functools.lru_cache(200_000)(hash_of_prefix())
 _strange = functools.lru_cache(200_000)(hash_of_prefix(1.0))
@@ -40,8 +42,16 @@ def draft_logits(history: Sequence[int]) -> np.ndarray:
     return target_logits(history) + _strange((*history, 255))
 
 
+class Bushy(ModelDrafter):
+    """Keeps the chain short, so that there is room for siblings."""
+
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        short = Budget(budget.tokens, budget.branches, lambda chain: len(chain) < 2)
+        return super().propose(context, short, prefix)
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[int], SamplingParams, list[Any], str, str, int, int, int]:
+def cases(draw: st.DrawFn) -> tuple[list[int], SamplingParams, list[Any], str, str, int, int, bool, int]:
     params = draw(requests)
     return (
         draw(st.lists(tokens, min_size=1, max_size=12)),
@@ -52,12 +62,13 @@ def cases(draw: st.DrawFn) -> tuple[list[int], SamplingParams, list[Any], str, s
         draw(st.sampled_from(tuple(RULES))) if params.greedy else "coupled",
         draw(st.integers(0, 8)),  # most tokens a round
         draw(st.integers(1, 13)),  # rows of a prefill chunk
+        draw(st.booleans()),  # whether branches are deferred
         draw(st.integers(0, 2**32 - 1)),
     )
 
 
-def drafter_of(kind: str, text: list[int], luck: np.random.Generator) -> tuple[Drafter | None, StubModel | None]:
-    """A drafter and, if it has one, its model; ``text`` is what the target will say."""
+def drafter_of(kind: str, text: list[int], luck: np.random.Generator) -> Drafter | None:
+    """A drafter; ``text`` is what the target will say."""
 
     def propose(history: Sequence[int], budget: int) -> list[int]:
         skill = {"garbage": 0.0, "good": 1.0, "mixed": 0.8}[kind]
@@ -65,29 +76,40 @@ def drafter_of(kind: str, text: list[int], luck: np.random.Generator) -> tuple[D
         future += [int(token) for token in luck.integers(VOCAB, size=budget - len(future))]
         return [token if luck.random() < skill else int(luck.integers(VOCAB)) for token in future]
 
+    def propose_tree(history: Sequence[int], budget: int) -> Proposal:
+        parents = [int(luck.integers(-1, node)) if luck.random() < 0.5 else node - 1 for node in range(budget)]
+        paths: list[list[int]] = []
+        for parent in parents:
+            before = paths[parent] if parent >= 0 else []
+            right = [*history, *before] == text[: len(history) + len(before)] and len(history) + len(before) < len(text)
+            lucky = right and luck.random() < 0.8
+            paths.append([*before, text[len(history) + len(before)] if lucky else int(luck.integers(VOCAB))])
+        return Proposal(tuple(path[-1] for path in paths), parents=tuple(parents))
+
     def cap() -> int:
         return int(luck.integers(-2, 9))
 
-    model = None
     drafter: Drafter
     if kind == "nobody":
-        return None, None
+        return None
     if kind == "empty":
-        return StubDrafter(lambda history, budget: ()), None
+        return StubDrafter(lambda history, budget: ())
     if kind == "lookup":
         drafter = LookupDrafter(min_ngram=1)
-    elif kind in ("model", "twin", "short model"):
+    elif kind == "tree":
+        drafter = StubDrafter(propose_tree)
+    elif kind in ("model", "twin", "short model", "model tree"):
         model = StubModel(target_logits if kind == "twin" else draft_logits, 12 if kind == "short model" else CONTEXT)
-        drafter = ModelDrafter(model)  # type: ignore[arg-type]
+        drafter = (Bushy if kind == "model tree" else ModelDrafter)(model)  # type: ignore[arg-type]
     else:
         drafter = StubDrafter(propose)
-    return Pausing(drafter, cap), model
+    return Pausing(drafter, cap)
 
 
 @settings(max_examples=2200, deadline=None)
 @given(cases())
 def test_same_seed_same_tokens_whoever_drafts(case: Any) -> None:
-    prompt, params, processors, kind, rule, max_draft, chunk, luck = case
+    prompt, params, processors, kind, rule, max_draft, chunk, defer, luck = case
     letters = Letters()
 
     def reference_of(limit: int) -> Reference:
@@ -110,20 +132,19 @@ def test_same_seed_same_tokens_whoever_drafts(case: Any) -> None:
     assume(reference.margin > 1e-5)
 
     target = StubModel(target_logits, CONTEXT)
-    drafter, draft = drafter_of(kind, [*prompt, *reference.token_ids], np.random.default_rng(luck))
+    drafter = drafter_of(kind, [*prompt, *reference.token_ids], np.random.default_rng(luck))
     context = context_of(prompt, params, rule, processors)
     output = Output(letters, params, [EOS], CONTEXT - len(prompt))  # type: ignore[arg-type]
 
     def run() -> None:
         with mock.patch.object(loop, "PREFILL_ROWS", chunk):
-            rounds = rounds_of(target, drafter, context, len(prompt) + output.limit, max_draft, rule)
+            rounds = rounds_of(target, drafter, context, len(prompt) + output.limit, max_draft, rule, "tree" in kind, defer)
         while output.finish_reason is None:
             round_ = next(rounds)
             assert round_.drafted <= max_draft and round_.accepted <= round_.drafted
             output.push(round_.tokens)
             # Everything but the last token, and nothing else: no draft token stays behind.
             assert target.cache.tokens == context.tokens[:-1]
-            assert draft is None or draft.cache.tokens == context.tokens[: draft.cache.length]
 
     if dead_end is not None:
         with pytest.raises(NoTokenLeftError, match=f"at position {dead_end}, no token is left"):
@@ -136,23 +157,27 @@ def test_same_seed_same_tokens_whoever_drafts(case: Any) -> None:
     assert output.finish_reason == reference.finish_reason
 
 
+@pytest.mark.parametrize("defer", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_the_drafters_above_are_what_they_are_called(kind: str, temperature: float) -> None:
+def test_the_drafters_above_are_what_they_are_called(kind: str, temperature: float, defer: bool) -> None:
     """Or else the test above would compare plain decoding with itself."""
-    drafted = accepted = 0
+    drafted = accepted = deferred = 0
     for seed in range(30):
         params = SamplingParams(temperature=temperature, seed=seed)
         prompt = [seed % 10, 1, 2, 3, 1, 2, 3]
         plain = context_of(prompt, params)
         list(rounds_of(StubModel(target_logits, CONTEXT), None, plain, CONTEXT))
-        drafter, _ = drafter_of(kind, plain.tokens, np.random.default_rng(seed))
+        drafter = drafter_of(kind, plain.tokens, np.random.default_rng(seed))
         context = context_of(prompt, params)
-        rounds = list(rounds_of(StubModel(target_logits, CONTEXT), drafter, context, CONTEXT, 8))
+        target = StubModel(target_logits, CONTEXT)
+        rounds = list(rounds_of(target, drafter, context, CONTEXT, 8, branches="tree" in kind, defer=defer))
         assert context.tokens == plain.tokens
         drafted += sum(round_.drafted for round_ in rounds)
         accepted += sum(round_.accepted for round_ in rounds)
+        deferred += sum(round_.deferred for round_ in rounds)
     assert (drafted > 0) == (kind not in ("nobody", "empty"))
+    assert (deferred > 0) == ("tree" in kind and defer)
     if kind in ("good", "twin"):
         assert accepted == drafted
     elif drafted:

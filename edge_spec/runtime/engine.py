@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any, get_args
 from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.processor import integer_products_saturate
+from edge_spec.runtime.calibration import Calibration
+from edge_spec.runtime.calibration_cache import load_or_calibrate
 from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Drafter
+from edge_spec.runtime.drafters.recycling import RecyclingDrafter
+from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.logits_processors import LogitsPipeline, LogitsProcessor
 from edge_spec.runtime.logprobs import TokenLogprobs
@@ -29,6 +34,7 @@ from edge_spec.runtime.output import Output
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.sampling_params import SamplingParams
+from edge_spec.runtime.speculation import Speculation
 from edge_spec.runtime.statistics import Statistics
 from edge_spec.runtime.tokenizer import TextTokenizer
 from edge_spec.runtime.verification import RULES, Rule
@@ -49,6 +55,8 @@ def load(
     context: int | None = None,
     threads: int | None = None,
     exactness: Exactness | None = None,
+    calibration: Calibration | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> Engine:
     """Load a pair bundle.
 
@@ -60,6 +68,8 @@ def load(
         exactness: what is owed. ``"bitwise"``: speculation changes no bit; measured while loading, and where kernels
             depend on the width of a call, reached by giving every call the same. ``"distribution"``: the text follows
             the same law. By default bitwise where that holds by itself.
+        calibration: what calls cost here; by default measured at the first load, which takes seconds, and remembered.
+        progress: told what is being measured and how much of it is done, from 0 to 1.
 
     Raises:
         BundleError: the bundle is missing, damaged, newer than this reader, or made for another processor.
@@ -67,7 +77,7 @@ def load(
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range.
     """
-    return Engine(open_bundle(path), device, context, threads, exactness)
+    return Engine(open_bundle(path), device, context, threads, exactness, calibration, progress)
 
 
 class Engine:
@@ -78,6 +88,7 @@ class Engine:
         context: most tokens of prompt and output together; a little less than asked for where the target runs at a
             fixed width and the context was the model's limit.
         exactness: the level that holds here, as measured or as asked for.
+        calibration: what calls of target and draft cost here.
     """
 
     def __init__(
@@ -87,6 +98,9 @@ class Engine:
         context: int | None,
         threads: int | None,
         exactness: Exactness | None,
+        calibration: Calibration | None = None,
+        progress: Callable[[str, float], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Load both models; see :func:`load`."""
         self.manifest: Manifest = bundle.manifest
@@ -113,17 +127,27 @@ class Engine:
         self.context = self._target.context
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
         self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
-        self._drafters: dict[str, Drafter] = {}
-        if self.manifest.draft is not None:
-            self._drafters["model"] = ModelDrafter(model(self.manifest.draft, exact_rows=False))
-        self._drafters["lookup"] = LookupDrafter()
+        draft = None if self.manifest.draft is None else model(self.manifest.draft, exact_rows=False)
+        self.calibration = calibration or load_or_calibrate(bundle, self._target, draft, providers, threads, progress)
+        costs = self.calibration.costs
+        drafter = None if draft is None else ModelDrafter(draft, on_call=costs.observe_draft, clock=clock)
+        self._drafters = DrafterPool(costs, (SuffixDrafter(), RecyclingDrafter()), (LookupDrafter(),), drafter, clock)
+        self._clock = clock
         self._serving: Context | None = None
         self._closed = False
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names usable as ``speculation``, the one ``"auto"`` picks first."""
-        return tuple(self._drafters)
+        """Names usable as ``speculation``, besides ``"auto"`` and ``"off"``."""
+        return self._drafters.names
+
+    def add_drafter(self, drafter: Drafter) -> None:
+        """Let requests use a drafter of the app's own, by its name and within ``"auto"``.
+
+        Raises:
+            RequestError: it is no drafter, or its name is taken.
+        """
+        self._drafters.add(drafter)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
         """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
@@ -158,6 +182,7 @@ class Engine:
         speculation: str = "auto",
         verification: str | None = None,
         max_draft: int | None = None,
+        tree: bool = True,
     ) -> Iterator[Chunk]:
         """Generate, yielding a chunk per target call; the last one carries the completion.
 
@@ -181,10 +206,12 @@ class Engine:
             deadline: seconds from now after which the text ends.
             cancelled: asked before every token whether to end, for example ``threading.Event().is_set``.
             logprobs: report the target's log-probability of each emitted token and of so many likeliest ones.
-            speculation: ``"auto"``, ``"off"`` or the name of a drafter.
+            speculation: ``"auto"`` (by measured cost, from all drafters), ``"off"`` or the name of a drafter.
             verification: which draft tokens are kept: ``"coupled"`` (the default: with a seed, the same text whoever
                 drafts), ``"token"``, ``"block"`` or ``"traversal"`` (the same distribution).
-            max_draft: most tokens proposed per target call.
+            max_draft: most tokens proposed per target call. With the name of a drafter: propose so many in every
+                call, whatever it costs.
+            tree: whether proposals may branch, where that pays.
 
         Raises:
             RequestError: an option is out of range, the prompt does not fit, or the engine is busy.
@@ -213,23 +240,25 @@ class Engine:
         sampling.require_vocabulary(self.manifest.vocab_size)
         if not sampling.greedy:
             sampling = sampling.seeded()
-        drafter = self._choose_drafter(speculation)
-        if max_draft is None:
-            max_draft = 0 if drafter is None else drafter.default_budget
-        max_draft = _checked_count("max_draft", max_draft, 0)
+        if max_draft is not None:
+            max_draft = _checked_count("max_draft", max_draft, 0)
+        if not isinstance(tree, bool):
+            raise RequestError(f"tree is {tree!r}, expected True or False.")
         rule = _choose_rule(verification)
         if cancelled is not None and not callable(cancelled):
             raise RequestError(f"cancelled is {cancelled!r}, expected a function without arguments.")
         pipeline = LogitsPipeline(sampling, logits_processors)
         context = Context(self._prompts.encode(prompt_or_messages), sampling, pipeline, rule.coupled)
-        return self._generate(context, drafter, rule, max_draft, cancelled)
+        branches = tree and self._target.takes_trees and (sampling.greedy or rule.trees)
+        choice = self._drafters.speculation(speculation, max_draft, branches, self._target.widest_tree)
+        return self._generate(context, choice, rule, cancelled)
 
     def close(self) -> None:
         """Free the models; the engine cannot generate any more. Closing twice does no harm."""
         self._closed = True
-        self._drafters.clear()
-        if hasattr(self, "_target"):
-            del self._target
+        for part in ("_target", "_drafters"):
+            if hasattr(self, part):
+                delattr(self, part)
 
     def __enter__(self) -> Engine:
         """Return the engine itself."""
@@ -244,9 +273,8 @@ class Engine:
     def _generate(
         self,
         context: Context,
-        drafter: Drafter | None,
+        speculation: Speculation | None,
         rule: Rule,
-        max_draft: int,
         cancelled: Callable[[], bool] | None,
     ) -> Iterator[Chunk]:
         started = perf_counter()
@@ -265,11 +293,14 @@ class Engine:
                 cancelled=cancelled,
                 started=started,
             )
-            self._rollback(0, drafter)
+            self._rollback(0)
             if output.finish_reason is None:
                 prefill(self._target, context)
             statistics.record_prefill(perf_counter() - started)
-            rounds = decode(self._target, drafter, context, rule, max_draft, prompt_length + output.limit)
+            # Only the coupled rule owes the same bits; the others owe the same law, which branches obey.
+            defer = self.exactness == "bitwise" and (sampling.greedy or rule.coupled)
+            length = prompt_length + output.limit
+            rounds = decode(self._target, speculation, context, rule, length, defer, self._clock)
             logprobs: list[TokenLogprobs] = []
             while True:
                 chunk = Chunk(output.poll(), (), ())
@@ -284,7 +315,7 @@ class Engine:
                     continue
                 # What lies behind the end of the text is nobody's past.
                 context.history.rollback(prompt_length + len(output.token_ids))
-                self._rollback(len(context.tokens), drafter)
+                self._rollback(len(context.tokens))
                 completion = Completion(
                     output.text,
                     tuple(output.token_ids),
@@ -298,10 +329,9 @@ class Engine:
         finally:
             self._release(context)
 
-    def _rollback(self, length: int, drafter: Drafter | None) -> None:
+    def _rollback(self, length: int) -> None:
         self._target.cache.rollback(min(length, self._target.cache.length))
-        if drafter is not None:
-            drafter.rollback(length)
+        self._drafters.rollback(length)
 
     def _require_idle(self) -> None:
         if self._closed:
@@ -315,17 +345,6 @@ class Engine:
         if self._serving is context:
             self._serving = None
 
-    def _choose_drafter(self, speculation: str) -> Drafter | None:
-        if speculation == "off":
-            return None
-        if speculation == "auto":
-            return next(iter(self._drafters.values()))
-        if speculation not in self.drafters:
-            known = ", ".join(repr(name) for name in ("auto", "off", *self._drafters))
-            hint = " This bundle has no draft model." if speculation == "model" else ""
-            raise RequestError(f"speculation is {speculation!r}, expected one of {known}.{hint}")
-        return self._drafters[speculation]
-
 
 def _choose_rule(verification: str | None) -> Rule:
     name = "coupled" if verification is None else verification
@@ -337,10 +356,8 @@ def _choose_rule(verification: str | None) -> Rule:
 
 def _chunk(text: str, emitted: tuple[int, ...], round_: Round) -> Chunk:
     """Describe what a round added: of its tokens only those that were emitted."""
-    drafted = min(len(emitted), round_.accepted) if round_.drafter is not None else 0
-    origins = (round_.drafter or "target",) * drafted + ("target",) * (len(emitted) - drafted)
     logprobs = None if round_.logprobs is None else round_.logprobs[: len(emitted)]
-    return Chunk(text, emitted, origins, logprobs=logprobs)
+    return Chunk(text, emitted, round_.origins[: len(emitted)], logprobs=logprobs)
 
 
 def _checked_count(name: str, value: Any, lowest: int) -> int:

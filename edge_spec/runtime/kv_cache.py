@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from edge_spec.bundle import ArchitectureRecord
@@ -30,6 +31,7 @@ class KVCache:
         """
         self.capacity = capacity
         self.length = 0
+        self._device = device
         self._shape = [1, facts.kv_heads, capacity, facts.head_size]
         # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
         self._buffers = {
@@ -54,3 +56,21 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise RequestError(f"Cannot roll the cache back to {length} tokens; it holds {self.length}.")
         self.length = length
+
+    def keep(self, length: int, slots: Sequence[int]) -> None:
+        """Keep the first ``length`` tokens and, right behind them, those in ``slots``, which are in ascending order.
+
+        Raises:
+            RequestError: a slot holds no token, or the buffers are not in CPU memory.
+        """
+        if list(slots) != sorted({*slots}) or (slots and not length <= slots[0] <= slots[-1] < self.length):
+            raise RequestError(f"Cannot keep slots {list(slots)} behind {length} tokens; the cache holds {self.length}.")
+        if self._device != "cpu":
+            raise RequestError("Branches are committed on CPU only; load with exactness='bitwise'.")
+        stop = length + len(slots)
+        if slots and slots[-1] != stop - 1:
+            chosen = list(slots)
+            for value in self._buffers.values():
+                rows = value.numpy()
+                rows[:, :, length:stop] = rows[:, :, chosen]
+        self.length = stop

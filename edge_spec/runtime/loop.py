@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from edge_spec.errors import LogitsError
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.drafters.protocol import Drafter
-from edge_spec.runtime.history import chain_paths
+from edge_spec.runtime.drafters.protocol import Outcome
+from edge_spec.runtime.history import chain_paths, tree_paths
 from edge_spec.runtime.logits_processors import ProcessedRows
 from edge_spec.runtime.logprobs import TokenLogprobs, log_probabilities
 from edge_spec.runtime.model import PREFILL_ROWS, Model
 from edge_spec.runtime.proposal import Proposal
+from edge_spec.runtime.speculation import Speculation, Timing
 from edge_spec.runtime.target_laws import TargetLaws
 from edge_spec.runtime.verification import Laws, Rule, Verdict, verify_greedy
 
@@ -27,19 +28,21 @@ class Round:
 
     Attributes:
         tokens: the accepted draft tokens, then the target's own.
+        origins: who proposed each of them: a drafter's name, or ``"target"``.
         drafted: number of tokens proposed.
-        drafter: who proposed them; ``None`` if nothing was.
+        depth: length of the longest path proposed.
+        deferred: number of tokens that a branch told and the next round will verify.
         logprobs: the target's log-probabilities at each of the tokens; ``None`` if they were not asked for.
-        draft_seconds, verify_seconds, total_seconds: time spent proposing, in the target's call, and in all.
+        timing: where the time went.
     """
 
     tokens: tuple[int, ...]
+    origins: tuple[str, ...]
     drafted: int
-    drafter: str | None
+    depth: int
+    deferred: int
     logprobs: tuple[TokenLogprobs, ...] | None
-    draft_seconds: float
-    verify_seconds: float
-    total_seconds: float
+    timing: Timing
 
     @property
     def accepted(self) -> int:
@@ -55,7 +58,13 @@ def prefill(target: Model, context: Context) -> None:
 
 
 def decode(
-    target: Model, drafter: Drafter | None, context: Context, rule: Rule, max_draft: int, max_length: int
+    target: Model,
+    speculation: Speculation | None,
+    context: Context,
+    rule: Rule,
+    max_length: int,
+    defer: bool = True,
+    clock: Callable[[], float] = perf_counter,
 ) -> Iterator[Round]:
     """Run rounds until the text is ``max_length`` tokens long.
 
@@ -65,56 +74,63 @@ def decode(
 
     Args:
         target: the model whose text it is.
-        drafter: proposes; ``None`` decodes plainly.
+        speculation: decides what to propose; ``None`` decodes plainly.
         context: the text so far; rounds append to it.
         rule: decides which draft tokens are kept.
-        max_draft: most tokens to propose in a round.
         max_length: tokens of prompt and output together; at most the target's context.
+        defer: what becomes of tokens on a branch of a tree, whose rows may differ from plain decoding in their last
+            bits. If true, the next round proposes them again, on its trunk; if not, they are committed.
+        clock: tells the time, in seconds.
 
     Raises:
         LogitsError: the target's logits, or what the request makes of them, leave no token to choose.
     """
-    prompt_length = len(context.tokens)
+    proposal = Proposal()
+    guess: tuple[int, ...] = ()
+    first = True
     while len(context.tokens) < max_length:
-        started = perf_counter()
-        length = len(context.tokens)
-        budget = 0 if length == prompt_length else min(max_draft, max_length - length - 1)
-        proposal = _propose(drafter, context, budget)
-        proposed = perf_counter()
-
-        pending = context.tokens[target.cache.length :]
-        rows = range(len(pending) - 1, len(pending) + len(proposal))
-        logits = target.forward([*pending, *proposal.tokens], rows)
-        answered = perf_counter()
-
+        started = clock()
+        length, past = len(context.tokens), target.cache.length
+        if speculation is not None and not first:
+            proposal = speculation.propose(context, guess, max_length - length - 1)
+        proposed = clock()
+        logits = _answer(target, context, proposal)
+        answered = clock()
         verdict = _verify(logits, proposal, context, rule)
-        tokens = (*(proposal.tokens[node] for node in verdict.path), verdict.next_token)
-        logprobs = _logprobs(logits, tokens, context.sampling.logprobs)
-        target.cache.rollback(length + verdict.accepted)
+        tokens, guess = _commit(target, length, proposal, verdict, defer)
+        logprobs = _logprobs(logits, verdict, tokens, context.sampling.logprobs)
+        origins = _origins(proposal, verdict, len(tokens))
+        last = context.tokens[-1]
         context.tokens.extend(tokens)
-        if drafter is not None:
-            drafter.rollback(length + verdict.accepted)
-            drafter.observe(tokens, logits[: len(tokens)])
-        yield Round(
-            tokens=tokens,
-            drafted=len(proposal),
-            drafter=drafter.name if drafter is not None and len(proposal) else None,
-            logprobs=logprobs,
-            draft_seconds=proposed - started,
-            verify_seconds=answered - proposed,
-            total_seconds=perf_counter() - started,
-        )
+        timing = Timing(length - past + len(proposal), past, proposed - started, answered - proposed, clock() - started)
+        if speculation is not None and not first:
+            outcome = Outcome(last, proposal, verdict.path, verdict.next_token, logits)
+            speculation.observe(outcome, len(tokens), timing)
+            timing = replace(timing, total_seconds=clock() - started)
+        first = False
+        depth = max(proposal.depths, default=0)
+        yield Round(tokens, origins, len(proposal), depth, len(guess), logprobs, timing)
 
 
-def _propose(drafter: Drafter | None, context: Context, budget: int) -> Proposal:
-    return Proposal() if drafter is None or budget <= 0 else drafter.propose(context, budget)
+def _answer(target: Model, context: Context, proposal: Proposal) -> NDArray[np.float32]:
+    """The target's logits behind the context (row 0) and behind every draft token."""
+    pending = context.tokens[target.cache.length :]
+    rows = range(len(pending) - 1, len(pending) + len(proposal))
+    if proposal.is_chain:
+        return target.forward([*pending, *proposal.tokens], rows)
+    # A tree never travels with more than the text's last token: the first round drafts nothing.
+    position = target.cache.length
+    positions = [position, *(position + depth for depth in proposal.depths)]
+    return target.forward([*pending, *proposal.tokens], rows, positions, proposal.ancestry())
 
 
 def _verify(logits: NDArray[np.float32], proposal: Proposal, context: Context, rule: Rule) -> Verdict:
     """Apply the rule to the rows of one target call, each row on its own path's history."""
     rows: Laws = logits
     if context.pipeline.active:
-        rows = ProcessedRows(context.pipeline, logits, context.history, chain_paths(proposal.tokens))
+        tokens, parents = proposal.tokens, proposal.parents
+        paths = chain_paths(tokens) if parents is None else tree_paths(tokens, parents)
+        rows = ProcessedRows(context.pipeline, logits, context.history, paths)
     start = len(context.tokens)
     try:
         if context.noise is None:
@@ -124,14 +140,46 @@ def _verify(logits: NDArray[np.float32], proposal: Proposal, context: Context, r
         if error.row == 0:
             raise error.at(start) from None
         # A row behind draft tokens, which plain decoding might never have met: decide without it.
-        kept = error.row - 1
-        shorter = Proposal(proposal.tokens[:kept], None if proposal.q is None else proposal.q[:kept])
-        return _verify(logits[: error.row], shorter, context, rule)
+        return _verify(logits[: error.row], proposal.first(error.row - 1), context, rule)
+
+
+def _commit(
+    target: Model, length: int, proposal: Proposal, verdict: Verdict, defer: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Leave in the target's cache what the verdict keeps of the call's rows.
+
+    Args:
+        target: whose cache holds all rows of the call.
+        length: tokens of the text before this round.
+        proposal: what was verified.
+        verdict: what the rule decided.
+        defer: whether only the trunk's rows may stay.
+
+    Returns:
+        The tokens to append to the text; and the tokens that probably follow them, if a branch has told.
+    """
+    path = verdict.path
+    tokens = (*(proposal.tokens[node] for node in path), verdict.next_token)
+    on_trunk = next((depth for depth, node in enumerate(path) if node != depth), len(path))
+    if defer or on_trunk == len(path):
+        target.cache.rollback(length + on_trunk)
+        # The token after the trunk is the target's own word on a trunk row.
+        return tokens[: on_trunk + 1], tokens[on_trunk + 1 :]
+    target.cache.keep(length, [length + node for node in path])
+    return tokens, ()
+
+
+def _origins(proposal: Proposal, verdict: Verdict, count: int) -> tuple[str, ...]:
+    """Who proposed each of a round's ``count`` tokens."""
+    evidence = proposal.evidence
+    names = ("draft" if evidence is None else str(evidence[node][0]) for node in verdict.path[: count - 1])
+    return (*names, "target")
 
 
 def _logprobs(
-    logits: NDArray[np.float32], tokens: tuple[int, ...], count: int | None
+    logits: NDArray[np.float32], verdict: Verdict, tokens: tuple[int, ...], count: int | None
 ) -> tuple[TokenLogprobs, ...] | None:
     if count is None:
         return None
-    return tuple(log_probabilities(row, token, count) for row, token in zip(logits, tokens, strict=False))
+    rows = (0, *(node + 1 for node in verdict.path))
+    return tuple(log_probabilities(logits[row], token, count) for row, token in zip(rows, tokens, strict=False))

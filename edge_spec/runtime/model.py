@@ -77,6 +77,16 @@ class Model:
         self._rows = self._logit_rows = -1
         self._bias_zeros = np.zeros(0, self._dtype)
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether the graph takes positions and masks."""
+        return self._takes_bias
+
+    @property
+    def widest_tree(self) -> int:
+        """Most draft tokens of one call that travel with the text's last token."""
+        return (self._fixed_rows or PREFILL_ROWS) - 1
+
     def forward(
         self,
         token_ids: Sequence[int],

@@ -32,3 +32,4 @@ class GenerationOptions(TypedDict, total=False):
     speculation: str
     verification: str | None
     max_draft: int | None
+    tree: bool

@@ -16,6 +16,12 @@ Law: TypeAlias = NDArray[np.floating[Any]]
 Evidence: TypeAlias = tuple[str | int, ...]
 
 
+
+def deferred_evidence(depth: int) -> Evidence:
+    """What speaks for a token that a branch of the round before has told, the ``depth``-th of them from 0."""
+    return ("deferred", min(depth, 3))
+
+
 @dataclass(frozen=True)
 class Proposal:
     """Draft tokens, laid out as a tree with parents first. A chain is a tree without siblings.
@@ -66,6 +72,16 @@ class Proposal:
         return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self.tokens))
 
     @property
+    def depths(self) -> list[int]:
+        """How many tokens lead from the context to each token, itself included."""
+        if self.parents is None:
+            return list(range(1, len(self.tokens) + 1))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    @property
     def is_chain(self) -> bool:
         """Whether no token has a sibling and none precedes its parent's other descendants."""
         return self.trunk == len(self.tokens)
@@ -77,6 +93,37 @@ class Proposal:
         for node in range(len(self.tokens)):
             rows[(node - 1 if self.parents is None else self.parents[node]) + 1].append(node)
         return rows
+
+    def ancestry(self) -> NDArray[np.bool_]:
+        """Which rows lead to which: bool [rows, rows], true where row j is row i or lies on its way to the root."""
+        rows = np.eye(len(self.tokens) + 1, dtype=np.bool_)
+        rows[:, 0] = True
+        for node in range(len(self.tokens)):
+            rows[node + 1] |= rows[(node - 1 if self.parents is None else self.parents[node]) + 1]
+        return rows
+
+    def first(self, count: int) -> Proposal:
+        """The same without all but the first ``count`` tokens."""
+        return Proposal(
+            self.tokens[:count],
+            None if self.q is None else self.q[:count],
+            None if self.parents is None else self.parents[:count],
+            self.replacement,
+            None if self.evidence is None else self.evidence[:count],
+        )
+
+    def after(self, tokens: Sequence[int]) -> Proposal:
+        """The same behind a chain of tokens that a branch of the round before has told."""
+        count = len(tokens)
+        shifted = None if self.parents is None else (*range(-1, count - 1), *(parent + count for parent in self.parents))
+        evidence = self.evidence or tuple(("draft",) for _ in self.tokens)
+        return Proposal(
+            (*tokens, *self.tokens),
+            None if self.q is None else [*(None for _ in tokens), *self.q],
+            shifted,
+            self.replacement,
+            (*(deferred_evidence(depth) for depth in range(count)), *evidence),
+        )
 
     def law(self, row: int) -> Law | None:
         """The law the children of ``row`` were drawn from; ``None`` if they were determined."""

@@ -18,10 +18,13 @@ class Statistics:
         new_tokens: tokens emitted, the end-of-text token included.
         first_round_tokens: how many of them the first round brought.
         rounds: target calls that emitted tokens.
+        plain_rounds: how many of them proposed nothing.
         drafted: draft tokens proposed, up to the end of the text.
         accepted: draft tokens emitted.
-        drafted_by_position: proposed tokens by their position within the proposal, from 0.
-        accepted_by_position: emitted draft tokens likewise.
+        deferred: tokens that a branch told, and that the next round proposed again (docs/exactness.md).
+        drafted_by_position: rounds that proposed a token at this position behind the text, from 0.
+        accepted_by_position: rounds that emitted a draft token there.
+        accepted_by_drafter: draft tokens emitted, by who proposed them.
         ttft_seconds: from the request to the end of its first round.
         prefill_seconds: spent on the prompt before the first round.
         draft_seconds, verify_seconds, overhead_seconds: where the rounds' time went.
@@ -33,10 +36,13 @@ class Statistics:
     new_tokens: int = 0
     first_round_tokens: int = 0
     rounds: int = 0
+    plain_rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    deferred: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     ttft_seconds: float = 0.0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -56,24 +62,31 @@ class Statistics:
             round_: what the target call brought.
             emitted: how many of its tokens were used; the rest lay behind the end of the text.
         """
-        self.total_seconds += round_.total_seconds
+        timing = round_.timing
+        self.total_seconds += timing.total_seconds
         if not self.rounds:
             self.ttft_seconds, self.first_round_tokens = self.total_seconds, emitted
         accepted = min(emitted, round_.accepted)
-        drafted = round_.drafted if emitted == len(round_.tokens) else accepted
+        whole = emitted == len(round_.tokens)
+        drafted, depth = (round_.drafted, round_.depth) if whole else (accepted, accepted)
         self.new_tokens += emitted
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
-        unseen_positions = [0] * (drafted - len(self.drafted_by_position))
-        self.drafted_by_position += unseen_positions
-        self.accepted_by_position += unseen_positions
-        for position in range(drafted):
+        self.deferred += round_.deferred if whole else 0
+        self.plain_rounds += not round_.drafted
+        if depth > len(self.drafted_by_position):
+            unseen_positions = [0] * (depth - len(self.drafted_by_position))
+            self.drafted_by_position += unseen_positions
+            self.accepted_by_position += unseen_positions
+        for position in range(depth):
             self.drafted_by_position[position] += 1
             self.accepted_by_position[position] += position < accepted
-        self.draft_seconds += round_.draft_seconds
-        self.verify_seconds += round_.verify_seconds
-        self.overhead_seconds += round_.total_seconds - round_.draft_seconds - round_.verify_seconds
+        for origin in round_.origins[:accepted]:
+            self.accepted_by_drafter[origin] = self.accepted_by_drafter.get(origin, 0) + 1
+        self.draft_seconds += timing.draft_seconds
+        self.verify_seconds += timing.verify_seconds
+        self.overhead_seconds += timing.total_seconds - timing.draft_seconds - timing.verify_seconds
 
     @property
     def mean_accepted_length(self) -> float:
@@ -87,7 +100,7 @@ class Statistics:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Share of the tokens proposed at each position that were emitted."""
+        """Share of the rounds that proposed a token at each position that emitted one there."""
         return [
             accepted / drafted
             for accepted, drafted in zip(self.accepted_by_position, self.drafted_by_position, strict=True)

@@ -6,11 +6,9 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_spec.errors import RequestError
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.proposal import Proposal
 
 _INTEGER_BYTES = sys.getsizeof(2**20)
@@ -56,7 +54,7 @@ class LookupDrafter:
             + sys.getsizeof(self._overwritten)
         )
 
-    def propose(self, context: Context, budget: int) -> Proposal:
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """What followed the longest suffix that occurred before; the last occurrence counts.
 
         Args:
@@ -67,16 +65,17 @@ class LookupDrafter:
             At most ``budget`` tokens of the context; none if even the shortest suffix is new.
         """
         tokens = context.tokens
-        if budget < 1 or not tokens:
+        if budget.tokens < 1 or not tokens:
             return Proposal()
         self._follow(context)
+        tokens = [*tokens, *prefix]
         for length in reversed(self._lengths):
             end = self._last_end.get(tuple(tokens[-length:]))
             if end is not None:
-                return Proposal(tuple(tokens[end : end + budget]))
+                return Proposal(tuple(tokens[end : end + budget.tokens]))
         return Proposal()
 
-    def observe(self, accepted: Sequence[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: the context says it all."""
 
     def rollback(self, length: int) -> None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.errors import LogitsError
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.drafters.protocol import Proposal
+from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.noise import sample_gumbel
-from edge_spec.runtime.sampling import greedy_tokens, probabilities
+from edge_spec.runtime.proposal import Evidence, Proposal
+from edge_spec.runtime.sampling import probabilities, require_finite
+
+# Tokens read at most when the draft is behind: reading a long prompt takes longer than what the draft then saves, and
+# what a text says next mostly hangs on its last few hundred tokens.
+DEFAULT_WINDOW = 256
+
+# How many of the draft's likeliest tokens a place in a tree gets.
+_SIBLINGS = 3
+
+# Where the probabilities that count as the same evidence are parted.
+_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
 class ModelDrafter:
@@ -21,67 +34,199 @@ class ModelDrafter:
     name = "model"
     default_budget = 4
 
-    def __init__(self, model: Model) -> None:
-        """Draft with ``model``, whose cache now belongs to this drafter."""
+    def __init__(
+        self,
+        model: Model,
+        window: int = DEFAULT_WINDOW,
+        on_call: Callable[[int, int, float], None] = lambda rows, past, seconds: None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """Draft with a model.
+
+        Args:
+            model: the draft, whose cache now belongs to this drafter.
+            window: most tokens to read where the draft is behind; older ones it never sees.
+            on_call: told rows, cached tokens and seconds of every call of the model.
+            clock: tells the time, in seconds.
+        """
         self._model = model
+        self._window = min(window, model.context - 1)
+        self._on_call = on_call
+        self._clock = clock
+        self._first = 0  # where in the text the cache begins
+        self._cached: list[int] = []  # the tokens in the cache
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the draft's KV cache."""
         return self._model.cache.memory_bytes
 
-    def propose(self, context: Context, budget: int) -> Proposal:
-        """Sample a chain of ``budget`` tokens from the draft model, by the request's own sampling parameters.
+    def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
+        """How many tokens the draft has to read before it can propose what follows ``context`` and ``prefix``."""
+        length = len(context.tokens) + len(prefix)
+        behind = length - self._first - len(self._cached)
+        return min(max(behind, 1), self._window, length)
+
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        """A chain from the draft model, by the request's own sampling parameters, with siblings where they are wanted.
 
         A draft that breaks down (NaN, or no token left) ends its proposal there: it costs speed, never the text.
         """
-        budget = min(budget, self._model.context - len(context.tokens))
-        if budget <= 0:
+        text = [*context.tokens, *prefix]
+        if budget.tokens <= 0 or not text or not budget.another(()):
             return Proposal()
-        pending: Sequence[int] = self._catch_up(context.tokens)
-        tokens: list[int] = []
+        pending: Sequence[int] = self._catch_up(text)
+        chain: list[int] = []
+        siblings: list[Sequence[_Candidate]] = []
+        evidence: list[Evidence] = []
         laws: list[NDArray[np.float32]] = []
-        while len(tokens) < budget:
-            logits = self._model.forward(pending, (len(pending) - 1,))[0]
+        while len(chain) < budget.tokens and (not chain or budget.another(evidence)):
+            if len(self._cached) + len(pending) > self._model.context:
+                break
+            logits = self._forward(pending)
             try:
-                token, law = _choose(context, tokens, logits)
+                candidates, law = _choose(context, [*prefix, *chain], logits, budget.branches)
             except LogitsError:
                 break
-            tokens.append(token)
+            token, reason = candidates[0]
+            chain.append(token)
+            evidence.append(reason)
+            siblings.append(candidates[1:])
             if law is not None:
                 laws.append(law)
             pending = (token,)
-        return Proposal(tuple(tokens), np.stack(laws) if laws else None)
+        return _laid_out(chain, evidence, siblings, laws, budget.tokens)
 
-    def observe(self, accepted: Sequence[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""
 
     def rollback(self, length: int) -> None:
-        """Drop cached tokens from ``length`` on."""
-        self._model.cache.rollback(min(length, self._model.cache.length))
+        """Drop cached tokens from position ``length`` on."""
+        kept = max(length - self._first, 0)
+        if kept == 0:
+            self._first = 0
+        del self._cached[kept:]
+        self._model.cache.rollback(len(self._cached))
 
-    def _catch_up(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Prefill all but a last narrow step, and return the tokens of that step."""
-        unseen = tokens[self._model.cache.length :]
-        self._model.prefill(unseen[:-2])
+    def _catch_up(self, text: Sequence[int]) -> Sequence[int]:
+        """Read all of the text but a last narrow step, and return the tokens of that step."""
+        self._model.cache.rollback(self._agreed(text))
+        del self._cached[self._model.cache.length :]
+        position = self._first + len(self._cached)
+        if len(text) - position > self._window or len(text) - self._first > self._model.context:
+            self.rollback(0)
+            self._first = position = len(text) - min(self._window, len(text))
+        unseen = text[position:]
+        if len(unseen) > 2:
+            self._read(unseen[:-2])
         return unseen[-2:]
+
+    def _agreed(self, text: Sequence[int]) -> int:
+        """How many of the cached tokens the text still has; at most all but its last, which has yet to be answered."""
+        cached, own = self._cached, text[self._first : -1]
+        length = min(len(cached), len(own))
+        if cached[:length] == own[:length]:
+            return length
+        return next(index for index in range(length) if cached[index] != own[index])
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        past, started = self._model.cache.length, self._clock()
+        self._model.prefill(tokens)
+        self._cached.extend(tokens)
+        self._on_call(len(tokens), past, self._clock() - started)
+
+    def _forward(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        past, started = self._model.cache.length, self._clock()
+        logits = self._model.forward(tokens, (len(tokens) - 1,))[0]
+        self._cached.extend(tokens)
+        self._on_call(len(tokens), past, self._clock() - started)
+        return logits
+
+
+_Candidate = tuple[int, Evidence]
+
+
+def usual_evidence(context: Context) -> Evidence:
+    """What speaks for a token of the draft model of which no more is known than how it will be chosen."""
+    return ("model", "greedy" if context.noise is None else "coupled" if context.coupled else "drawn", 0)
 
 
 def _choose(
-    context: Context, drafted: Sequence[int], logits: NDArray[np.float32]
-) -> tuple[int, NDArray[np.float32] | None]:
-    """Choose the token after ``drafted`` and say from which law it was drawn; ``None`` if no rule will ask.
+    context: Context, path: Sequence[int], logits: NDArray[np.float32], branches: bool
+) -> tuple[Sequence[_Candidate], NDArray[np.float32] | None]:
+    """Choose the token after ``path``.
 
     Args:
         context: the text so far.
-        drafted: tokens of this proposal.
+        path: tokens behind the text.
         logits: float32 [vocab], the draft's own.
+        branches: whether runners-up are wanted.
+
+    Returns:
+        The token and its runners-up, with their evidence; and the law the token was drawn from, ``None`` if no rule
+        will ask.
     """
-    processed = context.pipeline.process_row(logits, context.history, drafted)
+    processed = context.pipeline.process_row(logits, context.history, path)
+    count = _SIBLINGS if branches else 1
     if context.noise is None:
-        return int(greedy_tokens(processed[None])[0]), None
+        tokens = _best(processed, count)
+        require_finite(processed[tokens[0]], 0)
+        peak = processed[tokens[0]]
+        total = float(np.exp(processed - peak).sum())
+        shares = [float(np.exp(processed[token] - peak)) / total for token in tokens]
+        return _with_evidence("greedy", tokens, shares), None
     law = probabilities(processed[None], context.sampling)[0]
-    start, node = len(context.tokens), len(drafted)
+    start, node = len(context.tokens), len(path)
     if context.coupled:
-        return sample_gumbel(law, context.noise.gumbel(start + node, len(law))), None
-    return context.noise.round(start).draw_draft(node, law), law
+        noise = context.noise.gumbel(start + node, len(law))
+        if count == 1:
+            tokens = [sample_gumbel(law, noise)]
+        else:
+            with np.errstate(divide="ignore"):
+                tokens = _best(np.log(law) + noise, count)
+        return _with_evidence("coupled", tokens, [float(law[token]) for token in tokens]), None
+    token = context.noise.round(start).draw_draft(node, law)
+    # What is said of a drawn token must not depend on the draw, so it is said of the law.
+    return _with_evidence("drawn", [token], [float(law.max())]), law
+
+
+def _best(scores: NDArray[np.float32], count: int) -> list[int]:
+    """The ``count`` highest scores' indices, best first; those of -inf are left out, except the first."""
+    best = [int(np.argmax(scores))]
+    if count > 1:
+        left = scores.copy()
+        for _ in range(count - 1):
+            left[best[-1]] = -np.inf
+            token = int(np.argmax(left))
+            if left[token] == -np.inf:
+                break
+            best.append(token)
+    return best
+
+
+def _with_evidence(kind: str, tokens: Sequence[int], shares: Sequence[float]) -> list[_Candidate]:
+    return [
+        (token, ("model", kind, rank, bisect(_EDGES, share)))
+        for rank, (token, share) in enumerate(zip(tokens, shares, strict=True))
+    ]
+
+
+def _laid_out(
+    chain: Sequence[int],
+    evidence: Sequence[Evidence],
+    siblings: Sequence[Sequence[_Candidate]],
+    laws: Sequence[NDArray[np.float32]],
+    most: int,
+) -> Proposal:
+    """The chain first, then the runners-up of its places."""
+    q = np.stack(laws) if laws else None
+    extra = [(depth - 1, *candidate) for depth, others in enumerate(siblings) for candidate in others]
+    extra = extra[: most - len(chain)]
+    if not extra:
+        return Proposal(tuple(chain), q, evidence=tuple(evidence))
+    return Proposal(
+        (*chain, *(token for _, token, _ in extra)),
+        q,
+        (*range(-1, len(chain) - 1), *(parent for parent, _, _ in extra)),
+        evidence=(*evidence, *(reason for _, _, reason in extra)),
+    )

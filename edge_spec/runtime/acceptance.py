@@ -1,0 +1,46 @@
+"""How likely a draft token is to be accepted, learned from what speaks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edge_spec.runtime.proposal import Evidence
+
+# What is expected of a drafter of which nothing is known yet.
+_PRIOR = 0.5
+# How many observations the broader evidence is worth where the narrower has none.
+_PRIOR_WEIGHT = 4.0
+# What is left of an observation after the next one with the same evidence: the last fifty count.
+_DECAY = 0.98
+
+
+class AcceptanceTable:
+    """Decayed Beta counters for every evidence, and for all that begins like it.
+
+    An evidence names the drafter first and then goes from the broad to the narrow, so where (drafter, a, b) was seen
+    seldom, (drafter, a) says what to expect, and failing that (drafter,).
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[Evidence, tuple[float, float]] = {}  # accepted, verified
+        self._estimates: dict[Evidence, float] = {}
+
+    def estimate(self, evidence: Evidence) -> float:
+        """The probability that a token is accepted if all before it are, strictly between 0 and 1."""
+        estimate = self._estimates.get(evidence)
+        if estimate is None:
+            accepted, verified = self._counters.get(evidence, (0.0, 0.0))
+            broader = self.estimate(evidence[:-1]) if len(evidence) > 1 else _PRIOR
+            estimate = (accepted + _PRIOR_WEIGHT * broader) / (verified + _PRIOR_WEIGHT)
+            self._estimates[evidence] = estimate
+        return estimate
+
+    def record(self, observations: Iterable[tuple[Evidence, bool]]) -> None:
+        """Learn which tokens were accepted, of those whose predecessors all were."""
+        counters = self._counters
+        for evidence, kept in observations:
+            for width in range(1, len(evidence) + 1):
+                key = evidence[:width]
+                accepted, verified = counters.get(key, (0.0, 0.0))
+                counters[key] = (_DECAY * accepted + kept, _DECAY * verified + 1.0)
+        self._estimates.clear()

@@ -1,0 +1,202 @@
+"""Chooses what every round proposes by what it is expected to bring and what it is measured to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from time import perf_counter
+
+from edge_spec.runtime.acceptance import AcceptanceTable
+from edge_spec.runtime.candidate_tree import CandidateTree
+from edge_spec.runtime.context import Context
+from edge_spec.runtime.costs import Costs
+from edge_spec.runtime.drafters.composite import CompositeDrafter
+from edge_spec.runtime.drafters.model import ModelDrafter, usual_evidence
+from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
+from edge_spec.runtime.goodput import Goodput
+from edge_spec.runtime.proposal import Evidence, Proposal
+from edge_spec.runtime.speculation import Timing
+
+# Tokens asked of drafters that cost next to nothing, of which the best are then proposed.
+_CANDIDATES = 12
+# The longest chain the draft model is asked for.
+_LONGEST_CHAIN = 16
+# Over how many tokens the cost of reading what the draft has missed is spread, and how many of them a round brings.
+_HORIZON = 128
+_TOKENS_A_ROUND = 3
+# Rounds between two questions to free drafters that have not been worth their time.
+_PARKED_ROUNDS = 8
+
+
+class Controller:
+    """Maximizes measured goodput, round by round.
+
+    With lambda the text's current speed in tokens per second, an option that costs C seconds more than a plain step
+    and is expected to bring G more tokens is worth G - lambda C (the renewal-reward argument: time spent here is time
+    not spent at the average speed). Proposing nothing is worth 0. G is the sum, over the proposed tokens, of the
+    probability that a token and all before it are accepted; C comes from measured cost curves.
+
+    Drafters that cost next to nothing are asked every round. The draft model is asked if a chain from it promises
+    more than they do, and stops where the next token is no longer expected to pay.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        acceptance: AcceptanceTable,
+        goodput: Goodput,
+        free: Sequence[Drafter] = (),
+        model: ModelDrafter | None = None,
+        most: int = _LONGEST_CHAIN,
+        branches: bool = True,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """Control a request.
+
+        Args:
+            costs: what calls of target and draft take; corrected by what rounds take.
+            acceptance: what became of earlier draft tokens; learns from every round.
+            goodput: the text's speed; learns likewise.
+            free: drafters that cost next to nothing.
+            model: the draft model's drafter, if it may be used.
+            most: most draft tokens in a round.
+            branches: whether proposals may be trees.
+            clock: tells the time, in seconds.
+        """
+        self._costs = costs
+        self._acceptance = acceptance
+        self._goodput = goodput
+        self._free = CompositeDrafter(free, acceptance)
+        self._model = model
+        self._most = most
+        self._branches = branches
+        self._clock = clock
+        self._candidates = CandidateTree()
+        # Moving averages of what asking the free drafters brings and costs, in tokens and seconds.
+        self._free_gain, self._free_seconds = 1.0, 0.0
+        self._rounds = 0
+
+    def propose(self, context: Context, guess: tuple[int, ...], most: int) -> Proposal:
+        """The proposal with the largest expected gain; none, if a plain step is best."""
+        self._rounds += 1
+        most = min(most, self._most)
+        guess = guess[:most]
+        past = len(context.tokens) - 1
+        cost = self._row_cost(past)
+        candidates = CandidateTree()
+        if guess:
+            candidates.add(Proposal().after(guess))
+        if len(guess) < most and self._free.drafters and self._worth_asking_free():
+            started = self._clock()
+            self._free.collect(candidates, context, Budget(_CANDIDATES, self._branches), guess, guess)
+            self._free_seconds += 0.1 * (self._clock() - started - self._free_seconds)
+        best = candidates.select(self._acceptance.estimate, cost, most, self._branches)
+        self._free_gain += 0.1 * (best.gain - self._free_gain)
+        if self._model is not None and len(guess) < most:
+            tokens = self._worth_drafting(self._model, context, guess, most - len(guess), best.gain)
+            if tokens:
+                candidates = self._draft(self._model, tokens, context, guess, candidates)
+                best = candidates.select(self._acceptance.estimate, cost, most, self._branches)
+        self._candidates = candidates
+        return best.proposal
+
+    def observe(self, outcome: Outcome, emitted: int, timing: Timing) -> None:
+        """Learn from a round what tokens are worth and what calls cost."""
+        told = (*(outcome.proposal.tokens[node] for node in outcome.path), outcome.next_token)
+        # Also of candidates that were not proposed it is known by now whether they were right.
+        self._acceptance.record(self._candidates.compared_with(told))
+        self._costs.observe_verify(timing.rows, timing.past, timing.verify_seconds)
+        self._goodput.record(emitted, timing.total_seconds)
+        self._free.observe(outcome)
+        if self._model is not None:
+            self._model.observe(outcome)
+
+    def _row_cost(self, past: int) -> Callable[[int], float]:
+        """What verifying n tokens costs more than a plain step, in tokens of the text."""
+        plain, rate = self._costs.verify(1, past), self._goodput.rate
+        return lambda tokens: rate * (self._costs.verify(1 + tokens, past) - plain)
+
+    def _worth_asking_free(self) -> bool:
+        """Whether the free drafters have lately been worth the time it takes to ask them."""
+        worth = self._free_gain > self._goodput.rate * self._free_seconds
+        return worth or self._rounds % _PARKED_ROUNDS == 0
+
+    def _worth_drafting(
+        self, model: ModelDrafter, context: Context, guess: tuple[int, ...], most: int, gain: float
+    ) -> int:
+        """How many tokens the draft model should draft at most.
+
+        Args:
+            model: the drafter in question.
+            context: the text so far.
+            guess: tokens that are proposed in any case.
+            most: the most tokens behind them.
+            gain: what can be had without the model, in tokens.
+
+        Returns:
+            0 if the model promises less than there is anyway; 1 for a probe.
+        """
+        past, rate = len(context.tokens) - 1, self._goodput.rate
+        chances = [self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ()]
+        chance = prod(chances)
+        surely = sum(prod(chances[: depth + 1]) for depth in range(len(chances))) - self._row_cost(past)(len(guess))
+        unread = model.unread(context, guess)
+        now = self._costs.draft(past, min(unread, 2)) - self._costs.draft(past, 1)
+        once = self._costs.draft(past, unread) - self._costs.draft(past, min(unread, 2))
+        rounds = max(1.0, min(most, _HORIZON) / _TOKENS_A_ROUND)
+        outlook = self._outlook(chance, usual_evidence(context), 1 + len(guess), past, most)
+        if surely + outlook - rate * (now + once / rounds) > gain:
+            return most
+        probe = self._costs.draft(past, unread) + self._costs.verify(2 + len(guess), past) - self._costs.verify(1, past)
+        return int(self._goodput.spend(probe))
+
+    def _outlook(self, chance: float, evidence: Evidence, rows: int, past: int, most: int) -> float:
+        """What drafting goes on to bring, at best, less what it costs; in tokens.
+
+        Args:
+            chance: that everything proposed so far is accepted.
+            evidence: what speaks for the tokens to come.
+            rows: rows the target's call has already.
+            past: tokens in the target's cache.
+            most: the most tokens to come.
+        """
+        rate = self._goodput.rate
+        acceptance = self._acceptance.estimate(evidence)
+        step, so_far = self._costs.draft(past, 1), self._costs.verify(rows, past)
+        best = brought = 0.0
+        for tokens in range(1, most + 1):
+            chance *= acceptance
+            brought += chance
+            worth = brought - rate * (tokens * step + self._costs.verify(rows + tokens, past) - so_far)
+            best = max(best, worth)
+            if brought + chance * (most - tokens) < rate * tokens * step:
+                break  # it will not get better
+        return best
+
+    def _draft(
+        self,
+        model: ModelDrafter,
+        tokens: int,
+        context: Context,
+        guess: tuple[int, ...],
+        candidates: CandidateTree,
+    ) -> CandidateTree:
+        """Let the model draft while it pays; its tokens, what there was before, and what the free drafters add."""
+        past = len(context.tokens) - 1
+        usual = usual_evidence(context)
+        told = prod(self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ())
+
+        def another(chain: Sequence[Evidence]) -> bool:
+            chance = told * prod(self._acceptance.estimate(reason) for reason in chain)
+            rows = 1 + len(guess) + len(chain)
+            return not chain or self._outlook(chance, usual, rows, past, tokens - len(chain)) > 0
+
+        drafted = model.propose(context, Budget(tokens, self._branches, another), guess)
+        if drafted.q is not None:
+            candidates = CandidateTree()  # tokens that were drawn stand alone in their places
+            candidates.add(Proposal().after(guess))
+        candidates.add(drafted, guess)
+        if self._free.drafters and len(drafted):
+            end = (*guess, *drafted.tokens[: drafted.trunk])
+            self._free.collect(candidates, context, Budget(_CANDIDATES, self._branches), end, end)
+        return candidates

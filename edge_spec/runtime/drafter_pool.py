@@ -1,0 +1,112 @@
+"""An engine's drafters, what has been learned of them, and how a request makes use of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from edge_spec.errors import RequestError
+from edge_spec.runtime.acceptance import AcceptanceTable
+from edge_spec.runtime.controller import Controller
+from edge_spec.runtime.costs import Costs
+from edge_spec.runtime.drafters.composite import CompositeDrafter
+from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.protocol import Drafter
+from edge_spec.runtime.goodput import Goodput
+from edge_spec.runtime.speculation import FixedDraft, Speculation
+
+
+class DrafterPool:
+    """All drafters by name.
+
+    ``"auto"`` uses those that cost next to nothing and the draft model, as the controller sees fit. ``"composite"`` is
+    the same drafters as one, for a fixed number of tokens.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        free: Sequence[Drafter],
+        others: Sequence[Drafter] = (),
+        model: ModelDrafter | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """Collect drafters.
+
+        Args:
+            costs: what calls of target and draft take.
+            free: drafters that cost next to nothing, the first choice first.
+            others: drafters that are used by name only.
+            model: the draft model's, if there is one.
+            clock: tells the time, in seconds.
+        """
+        self.acceptance = AcceptanceTable()
+        self.costs = costs
+        self._goodput = Goodput(1.0 / costs.verify(1, 0))
+        self._clock = clock
+        self._model = model
+        self._free = list(free)
+        self._others = list(others)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may choose by name."""
+        return (*(drafter.name for drafter in self._all()), "composite")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by all of them."""
+        return sum(drafter.memory_bytes for drafter in self._all())
+
+    def add(self, drafter: Drafter) -> None:
+        """Let requests use another drafter, by its name and within ``"auto"``.
+
+        Raises:
+            RequestError: it is no drafter, or its name is taken.
+        """
+        missing = [part for part in ("name", "propose", "observe", "rollback") if not hasattr(drafter, part)]
+        if missing:
+            raise RequestError(f"{drafter!r} has no {' and no '.join(missing)}, expected a drafter; see Drafter.")
+        if drafter.name in ("auto", "off", *self.names):
+            raise RequestError(f"A drafter is called {drafter.name!r}, which is taken; give it another name.")
+        self._free.append(drafter)
+
+    def rollback(self, length: int) -> None:
+        """Make all of them forget positions from ``length`` on."""
+        for drafter in self._all():
+            drafter.rollback(length)
+
+    def speculation(self, name: str, max_draft: int | None, branches: bool, widest: int) -> Speculation | None:
+        """What a request asks for.
+
+        Args:
+            name: ``"auto"``, ``"off"`` or the name of a drafter.
+            max_draft: most tokens a round. Together with the name of a drafter, it is what every round drafts;
+                otherwise the controller decides.
+            branches: whether proposals may be trees.
+            widest: most draft tokens that the target can take as a tree.
+
+        Raises:
+            RequestError: there is no such drafter.
+        """
+        if name not in ("auto", "off", *self.names):
+            known = ", ".join(repr(known) for known in ("auto", "off", *self.names))
+            hint = " This bundle has no draft model." if name == "model" else ""
+            raise RequestError(f"speculation is {name!r}, expected one of {known}.{hint}")
+        if name == "off" or max_draft == 0:
+            return None
+        if name in ("auto", "composite"):
+            free, model = self._free, self._model
+        else:
+            chosen = next(drafter for drafter in self._all() if drafter.name == name)
+            free, model = ([], self._model) if chosen is self._model else ([chosen], None)
+        if max_draft is not None and name != "auto":
+            drafter = model if not free and model is not None else free[0]
+            if name == "composite":
+                drafter = CompositeDrafter([*([] if model is None else [model]), *free], self.acceptance)
+            return FixedDraft(drafter, max_draft, branches and max_draft <= widest)
+        most = widest if max_draft is None else min(max_draft, widest)
+        return Controller(self.costs, self.acceptance, self._goodput, free, model, most, branches, self._clock)
+
+    def _all(self) -> tuple[Drafter, ...]:
+        return (*self._free, *([] if self._model is None else [self._model]), *self._others)

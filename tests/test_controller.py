@@ -1,0 +1,51 @@
+"""The controller against the best fixed choice in hindsight, on simulated devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simulated_device import Device, FreeDraft, Text, controlled_speed, fixed_speed
+
+TOKENS = 1500
+
+# Milliseconds by rows. The padding row makes one row as dear as two on CPU.
+CURVES = {
+    "flat": {1: 100, 64: 105},
+    "linear": {1: 100, 64: 6400},
+    "staircase": {1: 100, 4: 100, 5: 180, 8: 180, 9: 260, 16: 260, 17: 500, 64: 600},
+    "AMX w8a8": {1: 112, 2: 112, 4: 123, 8: 128, 16: 145, 32: 168, 64: 260},
+    "AVX2 w8a8": {1: 87, 2: 87, 4: 101, 6: 125, 8: 165, 16: 289, 32: 494, 64: 960},
+    "AVX2 int4": {1: 58, 2: 58, 4: 101, 8: 187, 16: 360, 32: 685, 64: 1340},
+    "A100 int4": {1: 10, 2: 11.8, 4: 13.2, 8: 18.8, 16: 33.4, 64: 130},
+}
+STEPS = (0.0, 0.08, 0.2, 0.5, 1.0)  # a draft step, as a share of a plain step
+ACCEPTANCES = (0.02, 0.3, 0.6, 0.85, 0.97)
+LONGEST = 16
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("curve", CURVES)
+def test_comes_within_five_percent_of_the_best_fixed_choice(curve: str, step: float, acceptance: float) -> None:
+    verify = {rows: milliseconds / 1000 for rows, milliseconds in CURVES[curve].items()}
+    device = Device(verify, step * verify[1])
+    text = Text.of_mean(acceptance, TOKENS, seed=int(acceptance * 100))
+    speeds = {drafted: fixed_speed(device, text, TOKENS, drafted) for drafted in range(LONGEST + 1)}
+    best = max(speeds, key=lambda drafted: speeds[drafted])
+    allowed = 0.98 if best == 0 else 0.95
+    assert controlled_speed(device, text, TOKENS) >= allowed * speeds[best]
+
+
+if __name__ == "__main__":
+    for curve in CURVES:
+        for step in STEPS:
+            row = []
+            for acceptance in ACCEPTANCES:
+                verify = {rows: milliseconds / 1000 for rows, milliseconds in CURVES[curve].items()}
+                device = Device(verify, step * verify[1])
+                text = Text.of_mean(acceptance, TOKENS, seed=int(acceptance * 100))
+                speeds = [fixed_speed(device, text, TOKENS, drafted) for drafted in range(LONGEST + 1)]
+                best = int(np.argmax(speeds))
+                row.append(f"{controlled_speed(device, text, TOKENS) / speeds[best]:.3f} (K={best})")
+            print(f"{curve:12} step {step:.2f}  ", "  ".join(row))
