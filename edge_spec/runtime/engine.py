@@ -8,11 +8,14 @@ from dataclasses import replace
 from numbers import Integral
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
 from edge_spec.errors import BundleError, RequestError
+from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
+from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
+from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.context import Context
@@ -49,6 +52,8 @@ def load(
     context: int | None = None,
     threads: int | None = None,
     exactness: Exactness | None = None,
+    calibration: Calibration | Literal["fresh"] | None = None,
+    progress: Progress | None = None,
 ) -> Engine:
     """Load a pair bundle.
 
@@ -60,6 +65,8 @@ def load(
         exactness: what is owed. ``"bitwise"``: speculation changes no bit; measured while loading, and where kernels
             depend on the width of a call, reached by giving every call the same. ``"distribution"``: the text follows
             the same law. By default bitwise where that holds by itself.
+        calibration: what calls cost here, if it is known; ``"fresh"`` measures even what was measured before.
+        progress: told what is being measured, and which share of it is done.
 
     Raises:
         BundleError: the bundle is missing, damaged, newer than this reader, or made for another processor.
@@ -67,7 +74,7 @@ def load(
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range.
     """
-    return Engine(open_bundle(path), device, context, threads, exactness)
+    return Engine(open_bundle(path), device, context, threads, exactness, calibration, progress)
 
 
 class Engine:
@@ -78,6 +85,7 @@ class Engine:
         context: most tokens of prompt and output together; a little less than asked for where the target runs at a
             fixed width and the context was the model's limit.
         exactness: the level that holds here, as measured or as asked for.
+        calibration: what calls cost here.
     """
 
     def __init__(
@@ -87,6 +95,8 @@ class Engine:
         context: int | None,
         threads: int | None,
         exactness: Exactness | None,
+        calibration: Calibration | Literal["fresh"] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Load both models; see :func:`load`."""
         self.manifest: Manifest = bundle.manifest
@@ -98,6 +108,8 @@ class Engine:
             raise RequestError(f"threads is {threads}, expected at most {MOST_THREADS}; one per physical core is best.")
         if exactness not in (None, *get_args(Exactness)):
             raise RequestError(f"exactness is {exactness!r}, expected 'bitwise', 'distribution' or None.")
+        if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
+            raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
         _require_exact_integers(bundle)
 
@@ -114,11 +126,30 @@ class Engine:
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
         self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
         self._drafters: dict[str, Drafter] = {}
-        if self.manifest.draft is not None:
-            self._drafters["model"] = ModelDrafter(model(self.manifest.draft, exact_rows=False))
+        draft = None if self.manifest.draft is None else model(self.manifest.draft, exact_rows=False)
+        if draft is not None:
+            self._drafters["model"] = ModelDrafter(draft)
         self._drafters["lookup"] = LookupDrafter()
         self._serving: Context | None = None
         self._closed = False
+        # What follows measures what calls cost; nothing else depends on where it stands, after the models.
+        if isinstance(calibration, Calibration):
+            self.calibration = calibration
+        else:
+            self.calibration = load_or_calibrate(
+                key={
+                    "bundle": self.manifest.to_json()["digest"],
+                    "machine": machine(),
+                    "provider": providers[0],
+                    "threads": threads,
+                    "context": self.context,
+                    "fixed_rows": self._target.fixed_rows,
+                    "onnxruntime": import_onnxruntime().__version__,
+                },
+                measure=lambda: calibrate(self._target, draft, self._tokenizer.encode(TEXT), progress),
+                folder=default_folder(),
+                fresh=calibration == "fresh",
+            )
 
     @property
     def drafters(self) -> tuple[str, ...]:

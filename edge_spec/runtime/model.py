@@ -77,6 +77,11 @@ class Model:
         self._rows = self._logit_rows = -1
         self._bias_zeros = np.zeros(0, self._dtype)
 
+    @property
+    def fixed_rows(self) -> int | None:
+        """Rows of every session call; ``None`` where a call has as many as it is given."""
+        return self._fixed_rows
+
     def forward(
         self,
         token_ids: Sequence[int],
