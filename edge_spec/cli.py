@@ -1,4 +1,4 @@
-"""The command line: export, run, inspect, demo.
+"""The command line: export, run, calibrate, inspect, demo.
 
 Every command imports what it needs when it runs, so that ``--help`` answers at once.
 """
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -31,6 +31,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 RECIPES = ("int4", "w8a8", "fp16", "fp32")
+IMAGES = (".png", ".svg", ".pdf")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What 'run' needs is checked where it is imported; the rest belongs to the heavy stage.
         if error.name is None or error.name.startswith("edge_spec"):
             raise
-        return _fail(f"this needs the package {error.name!r}, which is not installed: pip install 'edge-spec[export]'")
+        extra = "bench" if error.name == "matplotlib" else "export"
+        return _fail(f"this needs the package {error.name!r}, which is not installed: pip install 'edge-spec[{extra}]'")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -121,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_export(commands)
     _add_run(commands)
+    _add_calibrate(commands)
     _add_inspect(commands)
     _add_demo(commands)
     return parser
@@ -224,6 +227,31 @@ def _add_run(commands: Any) -> None:
         help="bitwise: drafting changes no bit, or loading fails; distribution: do not measure (what holds by itself)",
     )
     parser.set_defaults(command=_run)
+
+
+def _add_calibrate(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "calibrate",
+        "show what calls of a bundle's models cost on this machine",
+        "Show what the target needs for several rows at once, what the draft model needs for a step, and how often it "
+        "is right. That is measured when a bundle is first loaded on a machine, in a few seconds, and kept in "
+        "$EDGE_SPEC_CACHE (~/.cache/edge-spec/calibration); generating uses it to decide how much to draft.",
+        "edge-spec calibrate coder.pair",
+        "edge-spec calibrate coder.pair --fresh --threads 2 --plot costs.png",
+        "edge-spec calibrate coder.pair --json | jq .verify_seconds",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the costs into an image, e.g. costs.png")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--device", metavar="auto|cpu|cuda", help="what to run on (auto: what the bundle is for)")
+    machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
+    machine.add_argument(
+        "--context", type=int, metavar="N", help="most tokens of prompt and answer together (4096 or the model's limit)"
+    )
+    parser.set_defaults(command=_calibrate)
 
 
 def _add_inspect(commands: Any) -> None:
@@ -348,6 +376,41 @@ def _run(arguments: argparse.Namespace) -> int:
         print()
         print(_statistics_text(completion), file=sys.stderr)
     return 0
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    import edge_spec
+    from edge_spec.cost_report import costs_to_json, describe_costs, plot_costs
+
+    if arguments.plot is not None:
+        import matplotlib  # noqa: F401  # before anything is measured in vain
+
+        if arguments.plot.suffix not in IMAGES:
+            raise RequestError(f"--plot is {arguments.plot}, expected a file that ends in {', '.join(IMAGES)}.")
+    options: dict[str, Any] = _given(arguments, "device", "threads", "context")
+    if arguments.fresh:
+        options["calibration"] = "fresh"
+    with _measuring() as progress, edge_spec.load(arguments.bundle, **options, progress=progress) as engine:
+        calibration, context = engine.calibration, engine.context
+    if arguments.json:
+        print(json.dumps(costs_to_json(calibration, context)))
+    else:
+        print(describe_costs(calibration, context))
+    if arguments.plot is not None:
+        plot_costs(calibration, context, arguments.plot)
+    return 0
+
+
+@contextmanager
+def _measuring() -> Iterator[Callable[[str, float], None] | None]:
+    """Show bars for stages of which shares are done, if the package for bars is installed."""
+    try:
+        from edge_spec.progress_bars import ProgressBars
+    except ModuleNotFoundError:  # rich belongs to the export stage; measuring works without
+        yield None
+        return
+    with ProgressBars() as bars:
+        yield lambda stage, done: bars(stage, round(100 * done), 100)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

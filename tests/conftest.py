@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,15 @@ def pytest_report_header() -> str:
     return (
         f"real weights: tests are SKIPPED, since {folder} lacks {', '.join(missing)} (EDGE_SPEC_WEIGHTS names a folder)"
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A place of this session's own for what loading measures."""
+    folder = tmp_path_factory.mktemp("calibration")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_SPEC_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

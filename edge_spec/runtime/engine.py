@@ -8,13 +8,14 @@ from dataclasses import replace
 from numbers import Integral
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
 from edge_spec.errors import BundleError, RequestError
+from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.calibration import Calibration
-from edge_spec.runtime.calibration_cache import load_or_calibrate
+from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
+from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.context import Context
@@ -55,8 +56,8 @@ def load(
     context: int | None = None,
     threads: int | None = None,
     exactness: Exactness | None = None,
-    calibration: Calibration | None = None,
-    progress: Callable[[str, float], None] | None = None,
+    calibration: Calibration | Literal["fresh"] | None = None,
+    progress: Progress | None = None,
 ) -> Engine:
     """Load a pair bundle.
 
@@ -69,7 +70,8 @@ def load(
             depend on the width of a call, reached by giving every call the same. ``"distribution"``: the text follows
             the same law. By default bitwise where that holds by itself.
         calibration: what calls cost here; by default measured at the first load, which takes seconds, and remembered.
-        progress: told what is being measured and how much of it is done, from 0 to 1.
+            ``"fresh"`` measures even what was measured before.
+        progress: told what is being measured, and which share of it is done.
 
     Raises:
         BundleError: the bundle is missing, damaged, newer than this reader, or made for another processor.
@@ -98,8 +100,8 @@ class Engine:
         context: int | None,
         threads: int | None,
         exactness: Exactness | None,
-        calibration: Calibration | None = None,
-        progress: Callable[[str, float], None] | None = None,
+        calibration: Calibration | Literal["fresh"] | None = None,
+        progress: Progress | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Load both models; see :func:`load`."""
@@ -112,6 +114,8 @@ class Engine:
             raise RequestError(f"threads is {threads}, expected at most {MOST_THREADS}; one per physical core is best.")
         if exactness not in (None, *get_args(Exactness)):
             raise RequestError(f"exactness is {exactness!r}, expected 'bitwise', 'distribution' or None.")
+        if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
+            raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
         _require_exact_integers(bundle)
 
@@ -128,7 +132,22 @@ class Engine:
         self._tokenizer = TextTokenizer(bundle.tokenizer_path)
         self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
         draft = None if self.manifest.draft is None else model(self.manifest.draft, exact_rows=False)
-        self.calibration = calibration or load_or_calibrate(bundle, self._target, draft, providers, threads, progress)
+        if isinstance(calibration, Calibration):
+            self.calibration = calibration
+        else:
+            key = {
+                "bundle": self.manifest.to_json()["digest"],
+                "machine": machine(),
+                "provider": providers[0],
+                "threads": threads,
+                "context": self.context,
+                "fixed_rows": self._target.fixed_rows,
+                "onnxruntime": import_onnxruntime().__version__,
+            }
+            text = self._tokenizer.encode(TEXT)
+            self.calibration = load_or_calibrate(
+                key, lambda: calibrate(self._target, draft, text, progress), default_folder(), calibration == "fresh"
+            )
         costs = self.calibration.costs
         drafter = None if draft is None else ModelDrafter(draft, on_call=costs.observe_draft, clock=clock)
         self._drafters = DrafterPool(costs, (SuffixDrafter(), RecyclingDrafter()), (LookupDrafter(),), drafter, clock)

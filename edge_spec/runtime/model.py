@@ -78,6 +78,11 @@ class Model:
         self._bias_zeros = np.zeros(0, self._dtype)
 
     @property
+    def fixed_rows(self) -> int | None:
+        """Rows of every session call; ``None`` where a call has as many as it is given."""
+        return self._fixed_rows
+
+    @property
     def takes_trees(self) -> bool:
         """Whether the graph takes positions and masks."""
         return self._takes_bias

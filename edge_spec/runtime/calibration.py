@@ -1,0 +1,208 @@
+"""Measures, in a few seconds, what the calls of a pair cost here and how often its draft model is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edge_spec.runtime.call_timer import CallTimer, Clock
+from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
+from edge_spec.runtime.model import Model
+
+# Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
+TEXT = "The library in our town opens at nine in the morning. On Saturdays it"
+
+Progress = Callable[[str, float], None]
+
+# The usual row counts all, since kernels work in blocks and the costs have steps; of the others a few.
+_TARGET_ROWS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+_USUAL_ROWS = 8
+_DRAFT_ROWS = (2, 4, 8)
+# Nothing is gained by measuring wider calls than one that costs this many plain steps.
+_DEAR = 3.0
+# The long past stands out from the noise, without making the system provide much memory for a cache that may never be
+# filled. It is measured at these row counts.
+_FAR_PAST, _LEAST_FAR_PAST = 1024, 128
+_FAR_ROWS = (1, 8)
+
+_TEXT_TOKENS = 16
+# Turns are taken until so many seconds have passed. The target takes two in any case, but a second one that comes
+# late is left to the usual row counts.
+_ENOUGH_SECONDS = 1.0
+_FEWEST_TURNS, _MOST_TURNS = 2, 3
+_ENOUGH_DRAFT_SECONDS = 0.5
+_MOST_PAIRS = 1024
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured.
+
+    Attributes:
+        costs: of both models' calls.
+        agreement: for every token of a short text that the target wrote, the probability of the draft model's
+            likeliest token, and whether that was the target's. Empty without a draft model.
+    """
+
+    costs: Costs
+    agreement: tuple[tuple[float, bool], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return {**self.costs.to_dict(), "agreement": [list(pair) for pair in self.agreement]}
+
+    @classmethod
+    def from_dict(cls, body: Any) -> Calibration:
+        """Read what :meth:`to_dict` returned. Raises ValueError if it is anything else."""
+        costs = Costs.from_dict(body)
+        pairs = body.get("agreement")
+        if not isinstance(pairs, list) or len(pairs) > _MOST_PAIRS or not all(map(_is_pair, pairs)):
+            raise ValueError(f"agreement is {str(pairs)[:80]}, expected pairs of a probability and a truth value")
+        return cls(costs, tuple((float(probability), agreed) for probability, agreed in pairs))
+
+
+def calibrate(
+    target: Model,
+    draft: Model | None,
+    tokens: Sequence[int],
+    progress: Progress | None = None,
+    clock: Clock = perf_counter,
+) -> Calibration:
+    """Measure a pair.
+
+    The target continues ``tokens`` greedily, with a call of another width after every step; then the draft model reads
+    what it wrote.
+
+    Args:
+        target: its cache is emptied.
+        draft: likewise; ``None`` if the pair has none.
+        tokens: a short text, such as that of :data:`TEXT`.
+        progress: told the stage and which share of it is done.
+        clock: seconds.
+    """
+    report = progress or (lambda stage, done: None)
+    text = list(tokens[: min(_TEXT_TOKENS, max(1, target.context // 4))]) or [0]
+    start = len(text)
+    try:
+        costs, overhead = _measure_target(target, text, report, clock)
+    finally:
+        target.cache.rollback(0)
+    if draft is None:
+        return Calibration(Costs(costs, None, overhead))
+    try:
+        agreement = _compare(draft, text[: draft.context // 2], start)
+        draft_costs = _measure_draft(draft, report, clock)
+    finally:
+        draft.cache.rollback(0)
+    return Calibration(Costs(costs, draft_costs, overhead), agreement)
+
+
+def _measure_target(target: Model, text: list[int], report: Progress, clock: Clock) -> tuple[CallCosts, float]:
+    """Append what the target says to ``text``; return the costs of its calls and the seconds between them."""
+    widths = [rows for rows in _TARGET_ROWS if rows <= target.context // 2] or [1]
+    room = target.context - widths[-1]
+    far_past, far_widths = _far(target)
+    timer = CallTimer(target, far_past, clock)
+    between: list[float] = []
+    measured: set[int] = set()
+
+    def step() -> None:
+        logits = timer.step(text[-1])
+        answered = clock()
+        token = int(np.argmax(logits))
+        between.append(clock() - answered)
+        if len(text) < room:
+            text.append(token)
+        else:  # the last token is read again and again
+            target.cache.rollback(len(text) - 1)
+
+    target.cache.rollback(0)
+    target.prefill(text)  # also wakes what sleeps at the first call
+    target.cache.rollback(len(text) - 1)
+    started = clock()
+    for turn in range(_MOST_TURNS):
+        if turn and clock() - started > _ENOUGH_SECONDS:
+            if turn >= _FEWEST_TURNS:
+                break
+            widths, far_widths = [rows for rows in widths if rows <= _USUAL_ROWS], ()
+        for index, rows in enumerate(widths):
+            step()
+            measured.add(rows)
+            # Once more before a single disturbance makes us believe it.
+            if timer.call(rows, range(rows)) > _DEAR and timer.call(rows, range(rows)) > _DEAR:
+                break
+            report("target", min(1.0, (turn + index / len(widths)) / _FEWEST_TURNS))
+        for rows in far_widths:
+            step()
+            rows = min(rows, max(measured))
+            timer.call(rows, range(rows), far=True)
+    report("target", 1.0)
+    return CallCosts(timer.curve()), median(between)
+
+
+def _compare(draft: Model, text: Sequence[int], start: int) -> tuple[tuple[float, bool], ...]:
+    """Let the draft model read ``text`` at once and compare its guesses for the tokens from ``start`` on."""
+    draft.cache.rollback(0)
+    if len(text) <= start:
+        draft.prefill(text)
+        return ()
+    pairs = []
+    for row, token in zip(draft.forward(text[:-1], range(start - 1, len(text) - 1)), text[start:], strict=True):
+        highest = float(row.max())
+        if not np.isfinite(highest):  # a draft that breaks down is never right
+            pairs.append((0.0, False))
+            continue
+        probability = 1.0 / float(np.exp(row - highest).sum())
+        pairs.append((probability, int(row.argmax()) == token))
+    return tuple(pairs)
+
+
+def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:
+    """Time steps and catching up after the tokens in the draft's cache."""
+    length = draft.cache.length
+    widths = [rows for rows in _DRAFT_ROWS if rows <= draft.context // 2]
+    far_past, far_widths = _far(draft)
+    timer = CallTimer(draft, far_past, clock)
+
+    def step() -> None:
+        timer.step(0)
+        draft.cache.rollback(length)
+
+    started = clock()
+    for turn in range(_MOST_TURNS):
+        if clock() - started > _ENOUGH_DRAFT_SECONDS:
+            break
+        report("draft model", turn / _MOST_TURNS)
+        step()
+        for rows in widths:
+            timer.call(rows, (rows - 1,))
+            step()
+        if far_widths:
+            timer.call(1, (0,), far=True)
+            step()
+        if turn == 0 and length + CHUNK_ROWS <= draft.context:
+            timer.call(CHUNK_ROWS, ())
+            step()
+    report("draft model", 1.0)
+    return CallCosts(timer.curve())
+
+
+def _far(model: Model) -> tuple[int, tuple[int, ...]]:
+    """The long past that fits the context, and the row counts to measure with it."""
+    past = min(_FAR_PAST, model.context - _FAR_ROWS[-1])
+    return past, _FAR_ROWS if past >= _LEAST_FAR_PAST else ()
+
+
+def _is_pair(pair: Any) -> bool:
+    return (
+        isinstance(pair, list)
+        and len(pair) == 2
+        and type(pair[0]) in (int, float)
+        and 0.0 <= pair[0] <= 1.0
+        and type(pair[1]) is bool
+    )

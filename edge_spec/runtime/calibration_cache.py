@@ -1,0 +1,132 @@
+"""Keeps calibrations on disk, so that a pair is measured once on a machine and not at every load."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edge_spec.runtime.calibration import Calibration
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+_MOST_BYTES = 1 << 18
+
+# Files that say how fast a machine is set to run, or what it is.
+_CPU_INFO = Path("/proc/cpuinfo")
+_DEVICE_FILES = {
+    "board": Path("/proc/device-tree/model"),
+    "governor": Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    "power_mode": Path("/var/lib/nvpmodel/status"),
+}
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+
+
+def load_or_calibrate(
+    key: dict[str, Any], measure: Callable[[], Calibration], folder: Path | None, fresh: bool = False
+) -> Calibration:
+    """Return the calibration kept under ``key``, or measure and keep it.
+
+    A cache that is damaged or cannot be written is as good as none.
+
+    Args:
+        key: all that the costs depend on, ready for JSON.
+        measure: measures.
+        folder: where calibrations lie; ``None`` keeps none.
+        fresh: measure in any case.
+    """
+    if folder is None:
+        return measure()
+    key = {"format": FORMAT, **key}
+    canonical = json.dumps(key, sort_keys=True, separators=(",", ":")).encode()
+    file = folder / f"{hashlib.sha256(canonical).hexdigest()[:32]}.json"
+    if not fresh and (kept := _read(file, key)) is not None:
+        return kept
+    calibration = measure()
+    _write(file, {"key": key, **calibration.to_dict()})
+    return calibration
+
+
+def default_folder() -> Path | None:
+    """Where calibrations lie: ``EDGE_SPEC_CACHE``, or a place in the user's cache; ``None`` for a homeless user."""
+    if named := os.environ.get("EDGE_SPEC_CACHE"):
+        return Path(named)
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(cache) / "edge-spec" / "calibration"
+
+
+def machine() -> dict[str, Any]:
+    """What this machine is and how it is set, as far as the system tells without being asked for rights."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    facts: dict[str, Any] = {
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "cores": len(affinity(0)) if affinity is not None else os.cpu_count(),
+        **{name: _first_line(file) for name, file in _DEVICE_FILES.items()},
+        "gpus": [],
+    }
+    with suppress(OSError):
+        facts["gpus"] = sorted(_first_line(gpu / "information") or "" for gpu in _GPU_FOLDER.iterdir())
+    return facts
+
+
+def _processor() -> str:
+    """The processor's name: on x86 one line says it, on ARM several."""
+    wanted = ("model name", "cpu implementer", "cpu part", "hardware")
+    lines: set[str] = set()
+    with suppress(OSError, UnicodeDecodeError):
+        lines = {line for line in _CPU_INFO.read_text("utf-8").splitlines() if line.lower().startswith(wanted)}
+    return "; ".join(sorted(" ".join(line.split()) for line in lines)) or platform.processor()
+
+
+def _first_line(file: Path) -> str | None:
+    """The first line of a small file of the system, ``None`` where there is none to read."""
+    try:
+        with file.open("rb") as opened:
+            lines = opened.read(1000).decode("utf-8", "replace").replace("\0", "").splitlines()
+    except OSError:
+        return None
+    return lines[0].strip() if lines else ""
+
+
+def _read(file: Path, key: dict[str, Any]) -> Calibration | None:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError("it is too long")
+        body = json.loads(content)
+        if not isinstance(body, dict) or body.get("key") != key:
+            raise ValueError("it belongs to something else")
+        return Calibration.from_dict(body)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        _LOG.debug("calibration %s cannot be used (%s); measuring anew", file, error)
+        return None
+
+
+def _write(file: Path, body: dict[str, Any]) -> None:
+    staging = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, staging = tempfile.mkstemp(prefix=f".{file.stem}-", dir=file.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            json.dump(body, opened, indent=1)
+        Path(staging).replace(file)
+    except OSError as error:
+        _LOG.debug("calibration %s cannot be kept (%s)", file, error)
+        if staging is not None:
+            with suppress(OSError):
+                Path(staging).unlink()

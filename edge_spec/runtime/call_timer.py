@@ -1,0 +1,88 @@
+"""Times calls of a model next to plain steps, so that whatever else slows the machine down hits both alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median, median_low
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_spec.runtime.cost_curve import CostCurve
+from edge_spec.runtime.model import Model
+
+Clock = Callable[[], float]
+
+# Plain steps on either side of a call that say how fast the machine was just then.
+_NEIGHBOURS = 2
+
+
+class CallTimer:
+    """Collects times of one model's calls.
+
+    Args:
+        model: whose calls.
+        far_past: tokens in the cache at calls with a long past; it must leave room for those calls.
+        clock: seconds.
+    """
+
+    def __init__(self, model: Model, far_past: int, clock: Clock) -> None:
+        self._model = model
+        self._clock = clock
+        self._far_past = far_past
+        self._far_is_filled = False
+        self._steps: list[float] = []
+        self._pasts: list[int] = []
+        # Seconds of the calls by row count and nearness, each with the number of plain steps before it.
+        self._calls: dict[tuple[int, bool], list[tuple[int, float]]] = {}
+
+    def step(self, token: int) -> NDArray[np.float32]:
+        """Append one token and return its logits, float32 [vocab]."""
+        self._pasts.append(self._model.cache.length)
+        started = self._clock()
+        logits = self._model.forward((token,), (0,))
+        self._steps.append(self._clock() - started)
+        row: NDArray[np.float32] = logits[0]
+        return row
+
+    def call(self, rows: int, logit_rows: Sequence[int], far: bool = False) -> float:
+        """Run a call after at least one step and leave the cache as it was.
+
+        Args:
+            rows: tokens of the call.
+            logit_rows: which of them yield logits.
+            far: whether it finds a long past; otherwise what the cache holds.
+
+        Returns:
+            How many of the last steps it took as long as.
+        """
+        cache = self._model.cache
+        length = cache.length
+        if far and not self._far_is_filled:
+            cache.fill(self._far_past)
+            self._far_is_filled = True
+        if far:
+            cache.length = self._far_past
+        tokens = [0] * rows
+        started = self._clock()
+        self._model.forward(tokens, logit_rows)
+        seconds = self._clock() - started
+        cache.rollback(length)
+        self._calls.setdefault((rows, far), []).append((len(self._steps), seconds))
+        return seconds / median(self._steps[-_NEIGHBOURS:])
+
+    def curve(self) -> CostCurve:
+        """Everything that was timed as one curve: what a usual step costs, times how much dearer calls were."""
+        step = median(self._steps)
+        near = {1: step}
+        far = {}
+        for (rows, is_far), calls in self._calls.items():
+            cost = step * median_low([seconds / self._step_around(index) for index, seconds in calls])
+            if is_far:
+                far[rows] = cost
+            elif rows > 1:
+                near[rows] = cost
+        return CostCurve.fit(median_low(self._pasts), near, self._far_past, far)
+
+    def _step_around(self, index: int) -> float:
+        return median(self._steps[max(0, index - _NEIGHBOURS) : index + _NEIGHBOURS])
