@@ -7,10 +7,10 @@ from time import perf_counter
 
 from edge_spec.errors import RequestError
 from edge_spec.runtime.acceptance import AcceptanceTable
+from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.controller import Controller
-from edge_spec.runtime.costs import Costs
 from edge_spec.runtime.drafters.composite import CompositeDrafter
-from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.model import ModelDrafter, evidence_of
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.goodput import Goodput
 from edge_spec.runtime.speculation import FixedDraft, Speculation
@@ -25,7 +25,7 @@ class DrafterPool:
 
     def __init__(
         self,
-        costs: Costs,
+        calibration: Calibration,
         free: Sequence[Drafter],
         others: Sequence[Drafter] = (),
         model: ModelDrafter | None = None,
@@ -34,15 +34,16 @@ class DrafterPool:
         """Collect drafters.
 
         Args:
-            costs: what calls of target and draft take.
+            calibration: what calls of target and draft take, and how often the draft is right.
             free: drafters that cost next to nothing, the first choice first.
             others: drafters that are used by name only.
             model: the draft model's, if there is one.
             clock: tells the time, in seconds.
         """
         self.acceptance = AcceptanceTable()
-        self.costs = costs
-        self._goodput = Goodput(1.0 / costs.verify(1, 0))
+        self.acceptance.record(evidence_of(calibration.agreement))
+        self._costs = calibration.costs
+        self._goodput = Goodput(1.0 / self._costs.verify(1, 0))
         self._clock = clock
         self._model = model
         self._free = list(free)
@@ -106,7 +107,7 @@ class DrafterPool:
                 drafter = CompositeDrafter([*([] if model is None else [model]), *free], self.acceptance)
             return FixedDraft(drafter, max_draft, branches and max_draft <= widest)
         most = widest if max_draft is None else min(max_draft, widest)
-        return Controller(self.costs, self.acceptance, self._goodput, free, model, most, branches, self._clock)
+        return Controller(self._costs, self.acceptance, self._goodput, free, model, most, branches, self._clock)
 
     def _all(self) -> tuple[Drafter, ...]:
         return (*self._free, *([] if self._model is None else [self._model]), *self._others)

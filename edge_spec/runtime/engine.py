@@ -148,9 +148,11 @@ class Engine:
             self.calibration = load_or_calibrate(
                 key, lambda: calibrate(self._target, draft, text, progress), default_folder(), calibration == "fresh"
             )
-        costs = self.calibration.costs
-        drafter = None if draft is None else ModelDrafter(draft, on_call=costs.observe_draft, clock=clock)
-        self._drafters = DrafterPool(costs, (SuffixDrafter(), RecyclingDrafter()), (LookupDrafter(),), drafter, clock)
+        drafter = None
+        if draft is not None:
+            drafter = ModelDrafter(draft, on_call=self.calibration.costs.observe_draft, clock=clock)
+        free, others = (SuffixDrafter(), RecyclingDrafter()), (LookupDrafter(),)
+        self._drafters = DrafterPool(self.calibration, free, others, drafter, clock)
         self._clock = clock
         self._serving: Context | None = None
         self._closed = False

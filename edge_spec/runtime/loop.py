@@ -16,7 +16,7 @@ from edge_spec.runtime.history import chain_paths, tree_paths
 from edge_spec.runtime.logits_processors import ProcessedRows
 from edge_spec.runtime.logprobs import TokenLogprobs, log_probabilities
 from edge_spec.runtime.model import PREFILL_ROWS, Model
-from edge_spec.runtime.proposal import Proposal
+from edge_spec.runtime.proposal import UNKNOWN, Proposal
 from edge_spec.runtime.speculation import Speculation, Timing
 from edge_spec.runtime.target_laws import TargetLaws
 from edge_spec.runtime.verification import Laws, Rule, Verdict, verify_greedy
@@ -172,7 +172,7 @@ def _commit(
 def _origins(proposal: Proposal, verdict: Verdict, count: int) -> tuple[str, ...]:
     """Who proposed each of a round's ``count`` tokens."""
     evidence = proposal.evidence
-    names = ("draft" if evidence is None else str(evidence[node][0]) for node in verdict.path[: count - 1])
+    names = (str(UNKNOWN[0] if evidence is None else evidence[node][0]) for node in verdict.path[: count - 1])
     return (*names, "target")
 
 

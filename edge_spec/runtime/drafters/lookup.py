@@ -21,6 +21,9 @@ class LookupDrafter:
     proportional to the tokens it added. What each insertion overwrote is kept, so a rollback costs time
     proportional to the tokens it removes.
 
+    The evidence of a token is ``("lookup", n, place)``: tokens of the n-gram, and how many were proposed before it, at
+    most 3.
+
     Args:
         max_ngram: length of the longest suffix looked for.
         min_ngram: length of the shortest.
@@ -59,20 +62,22 @@ class LookupDrafter:
 
         Args:
             context: the text to continue.
-            budget: the most tokens to propose.
+            budget: the most tokens to propose, always as a chain.
+            prefix: tokens that are proposed already. The suffix ends with them, but they are not looked through.
 
         Returns:
-            At most ``budget`` tokens of the context; none if even the shortest suffix is new.
+            Tokens of the context; none if even the shortest suffix is new.
         """
         tokens = context.tokens
         if budget.tokens < 1 or not tokens:
             return Proposal()
         self._follow(context)
-        tokens = [*tokens, *prefix]
+        tail = (*tokens[-self._lengths[-1] :], *prefix)
         for length in reversed(self._lengths):
-            end = self._last_end.get(tuple(tokens[-length:]))
+            end = self._last_end.get(tail[-length:])
             if end is not None:
-                return Proposal(tuple(tokens[end : end + budget.tokens]))
+                found = tuple(tokens[end : end + budget.tokens])
+                return Proposal(found, evidence=tuple(("lookup", length, min(i, 3)) for i in range(len(found))))
         return Proposal()
 
     def observe(self, outcome: Outcome) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -149,6 +149,15 @@ _Candidate = tuple[int, Evidence]
 def usual_evidence(context: Context) -> Evidence:
     """What speaks for a token of the draft model of which no more is known than how it will be chosen."""
     return ("model", "greedy" if context.noise is None else "coupled" if context.coupled else "drawn", 0)
+
+
+def evidence_of(agreement: Iterable[tuple[float, bool]]) -> Iterator[tuple[Evidence, bool]]:
+    """What a calibration's comparison of draft and target says about greedy drafting.
+
+    Args:
+        agreement: the probability of the draft's likeliest token, and whether it was the target's.
+    """
+    return ((("model", "greedy", 0, bisect(_EDGES, share)), agreed) for share, agreed in agreement)
 
 
 def _choose(
