@@ -117,7 +117,7 @@ class Report:
         if self.settings["temperature"]:
             sampling += f", seed {self.settings['seed']}"
         notes = [
-            f"{plain.answers} answers by each mode to {plain.questions} prompts, at most "
+            f"Prompts: {plain.questions}; answers by each mode: {plain.answers}, of at most "
             f"{self.settings['max_new_tokens']} tokens each, {sampling}. Every prompt was answered by all modes in "
             "turn, in changing order. Speedups are ratios of time per token; in brackets the 95% interval of a "
             "bootstrap over prompts."
@@ -212,7 +212,8 @@ def bundle_facts(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _print(console: Console, title: str, header: Sequence[str], rows: Rows) -> None:
     table = Table(title=title, title_justify="left")
     for name in header:
-        table.add_column(name, justify="left" if name in ("mode", "category") else "right")
+        is_name = name in ("mode", "category")
+        table.add_column(name, justify="left" if is_name else "right", no_wrap=is_name)
     for row in rows:
         table.add_row(*map(Text, row))  # names are no markup
     console.print(table)

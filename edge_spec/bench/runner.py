@@ -156,28 +156,32 @@ def _facts(lanes: Sequence[Lane]) -> dict[str, Any]:
 
 
 def _publish(report: Report, output: Path | None, as_json: bool) -> None:
-    """Print the report and write its files, the one with everything first."""
+    """Write the report and print it, what matters most first."""
     from rich.console import Console
 
     text = report.to_json()
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         write_whole(output / JSON_FILE, text.encode())
-        from edge_spec.bench.plots import draw_plots
-
-        plots = {}
-        for name, title, png in draw_plots(report.summary, report.costs):
-            write_whole(output / name, png)
-            plots[name] = title
-        write_whole(output / MARKDOWN_FILE, report.to_markdown(plots).encode())
+        write_whole(output / MARKDOWN_FILE, report.to_markdown({}).encode())
     if as_json:
         sys.stdout.write(text)
     else:
         console = Console()
         # A file or a pipe has no width that tables would have to keep to.
         report.print(console if console.is_terminal else Console(width=160))
-        if output is not None:
-            sys.stdout.write(f"report in {output}\n")
+    if output is None:
+        return
+    # Drawing takes seconds, which whoever has interrupted the run may not wait for.
+    from edge_spec.bench.plots import draw_plots
+
+    plots = {}
+    for name, title, png in draw_plots(report.summary, report.costs):
+        write_whole(output / name, png)
+        plots[name] = title
+    write_whole(output / MARKDOWN_FILE, report.to_markdown(plots).encode())
+    if not as_json:
+        sys.stdout.write(f"report in {output}\n")
 
 
 def write_whole(path: Path, content: bytes) -> None:
