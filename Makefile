@@ -62,5 +62,5 @@ $(venv)/demo.stamp: $(venv)/python.stamp pyproject.toml
 
 $(venv)/dev.stamp: $(venv)/python.stamp pyproject.toml
 	@echo "Installing what the checks need (the first time only) ..."
-	@$(pip) install --editable '.[$(runtime),export,dev]'
+	@$(pip) install --editable '.[$(runtime),export,bench,dev]'
 	@touch $@

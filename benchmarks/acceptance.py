@@ -1,6 +1,6 @@
 """How many draft tokens each verification rule keeps on a real pair: what decides the default rule.
 
-    python benchmarks/acceptance.py BUNDLE [--tokens 64] [--max-draft 4] [--temperatures 0 0.7 1.0]
+    python benchmarks/acceptance.py BUNDLE [--per-category 2] [--tokens 64] [--max-draft 4] [--temperatures 0 0.7 1.0]
 
 Every prompt is answered with every rule at every temperature, with the same seeds. At temperature 0 all rules are one.
 """
@@ -14,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import edge_spec
+from edge_spec.bench.prompts import SHIPPED_PROMPTS, pick, read_questions
 
 RULES = ("coupled", "token", "block")
 
@@ -22,19 +23,20 @@ def main() -> None:
     """Print one JSON object per temperature and rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle")
-    parser.add_argument("--prompts", type=Path, default=Path(__file__).parent / "prompts.jsonl")
+    parser.add_argument("--prompts", type=Path, default=SHIPPED_PROMPTS)
+    parser.add_argument("--per-category", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--max-draft", type=int, default=4)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     arguments = parser.parse_args()
-    prompts = [json.loads(line)["turns"][0] for line in arguments.prompts.read_text("utf-8").splitlines()]
+    prompts = pick(read_questions(arguments.prompts), per_category=arguments.per_category)
     counts: dict[tuple[float, str], list[int]] = defaultdict(lambda: [0] * (3 + arguments.max_draft))
     with edge_spec.load(arguments.bundle) as engine:
         for number, prompt in enumerate(prompts, 1):
             for temperature in arguments.temperatures:
                 for rule in RULES if temperature else RULES[:1]:
                     statistics = engine.chat(
-                        [{"role": "user", "content": prompt}],
+                        prompt.opening,
                         max_new_tokens=arguments.tokens,
                         temperature=temperature,
                         seed=number,

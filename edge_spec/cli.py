@@ -1,4 +1,4 @@
-"""The command line: export, run, calibrate, inspect, demo.
+"""The command line: export, run, bench, calibrate, inspect, demo.
 
 Every command imports what it needs when it runs, so that ``--help`` answers at once.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; those of the process if ``None``.
     """
     _prepare_streams()
-    arguments = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser().parse_args(words, argparse.Namespace(words=words))
     try:
         with _ending_in_order():
             status: int = arguments.command(arguments)
@@ -123,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_export(commands)
     _add_run(commands)
+    _add_bench(commands)
     _add_calibrate(commands)
     _add_inspect(commands)
     _add_demo(commands)
@@ -227,6 +230,74 @@ def _add_run(commands: Any) -> None:
         help="bitwise: drafting changes no bit, or loading fails; distribution: do not measure (what holds by itself)",
     )
     parser.set_defaults(command=_run)
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "bench",
+        "measure what speculation brings on this machine",
+        "Answer every prompt in several ways, one after the other, and compare them: speed against plain decoding with "
+        "a 95% interval, acceptance, where the time goes, and whether the text is the same. Ctrl-C ends the run and "
+        "reports what was measured until then.",
+        "edge-spec bench coder.pair --per-category 2",
+        "edge-spec bench coder.pair --prompts question.jsonl --per-category 10 --output spec-bench",
+        "edge-spec bench coder.pair --replay log.jsonl --modes auto,lookup,model:max_draft=8 --json",
+        "edge-spec bench coder-w8a8.pair --baseline coder-int4.pair --modes auto,auto@distribution",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument(
+        "--modes",
+        metavar="MODE,...",
+        help="what to compare with 'off', plain decoding: auto or a drafter's name, with options and a level of "
+        "exactness if wanted, as in model:max_draft=8:verification=block or auto@distribution (auto)",
+    )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="BUNDLE", help="another bundle, decoded plainly, to compare with as well"
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write report.json, report.md and plots here")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, raw records included")
+
+    prompts = parser.add_argument_group("prompts")
+    source = prompts.add_mutually_exclusive_group()
+    source.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines with 'category' and 'turns', as in Spec-Bench (a small set that comes with edge-spec)",
+    )
+    source.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="your own log: JSON lines with 'prompt' (text, continued as it is), 'messages' (a chat) or 'turns'",
+    )
+    prompts.add_argument("--category", action="append", metavar="NAME", help="only this one; can be repeated")
+    prompts.add_argument("--per-category", type=int, metavar="N", help="so many prompts of each, spread evenly (all)")
+    prompts.add_argument("--turns", type=int, metavar="N", help="turns of each prompt; plain answers lead on (1)")
+    prompts.add_argument("--repeat", type=int, metavar="N", help="passes over the prompts, with fresh engines (1)")
+
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="stop after so many tokens (128)")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token (0)")
+    sampling.add_argument("--seed", type=int, metavar="S", help="the first prompt's; each has the next one (0)")
+
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--device", metavar="auto|cpu|cuda", help="what to run on (auto: what the bundle is for)")
+    machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
+    machine.add_argument(
+        "--context", type=int, metavar="N", help="most tokens of prompt and answer together (4096 or the model's limit)"
+    )
+    machine.add_argument(
+        "--exactness", metavar="bitwise|distribution", help="for modes that do not say (what holds by itself)"
+    )
+    machine.add_argument(
+        "--shared-engine",
+        action="store_true",
+        help="load the bundle once for all modes, to save memory; a drafter that learns from answers then knows those "
+        "of other modes",
+    )
+    parser.set_defaults(command=_bench)
 
 
 def _add_calibrate(commands: Any) -> None:
@@ -411,6 +482,32 @@ def _measuring() -> Iterator[Callable[[str, float], None] | None]:
         return
     with ProgressBars() as bars:
         yield lambda stage, done: bars(stage, round(100 * done), 100)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from edge_spec.bench.runner import run_bench
+    from edge_spec.bench.settings import Settings
+
+    options = (
+        "modes",
+        "prompts",
+        "replay",
+        "category",
+        "per_category",
+        "turns",
+        "repeat",
+        "max_new_tokens",
+        "temperature",
+        "seed",
+        "baseline",
+        "device",
+        "context",
+        "threads",
+        "exactness",
+        "output",
+    )
+    settings = Settings(arguments.bundle, shared_engine=arguments.shared_engine, **_given(arguments, *options))
+    return run_bench(settings, shlex.join(["edge-spec", *arguments.words]), arguments.json)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

@@ -1,24 +1,44 @@
-"""Progress of an export on a terminal: one bar per stage, on stderr."""
+"""Progress of long work on a terminal: one bar per stage, on stderr."""
 
 from __future__ import annotations
 
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class ProgressBars:
-    """A context manager to be passed as ``progress`` to an export."""
+    """A context manager to be passed as ``progress`` to an export, or around a measurement.
 
-    def __init__(self) -> None:
+    Args:
+        measuring: draw only when told of a step, since a thread that draws takes time from what is measured; and
+            estimate the time that is left.
+    """
+
+    def __init__(self, measuring: bool = False) -> None:
+        clocks: list[ProgressColumn] = [TimeElapsedColumn()]
+        if measuring:
+            clocks += [TextColumn("left:"), TimeRemainingColumn()]
         self._progress = Progress(
             TextColumn("{task.description:<14}"),
             BarColumn(),
             TaskProgressColumn(),
-            TimeElapsedColumn(),
+            *clocks,
             console=Console(stderr=True),
+            auto_refresh=not measuring,
+            speed_estimate_period=600.0,  # seconds; answers may take long, and differ
         )
+        self._measuring = measuring
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> ProgressBars:
@@ -36,4 +56,4 @@ class ProgressBars:
             self._progress.start()  # not before: without a bar it would print an empty line
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage)
-        self._progress.update(self._tasks[stage], completed=done, total=total)
+        self._progress.update(self._tasks[stage], completed=done, total=total, refresh=self._measuring)

@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
 
 METADATA = {**model_metadata(), **tokenizer_metadata(merges=("z z",))}
 
-COMMANDS = ("export", "run", "inspect", "demo")
+COMMANDS = ("export", "run", "bench", "inspect", "demo")
 
 
 @pytest.fixture

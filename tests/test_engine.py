@@ -36,7 +36,7 @@ Bundles = Callable[..., Path]
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 CONTEXT = 256
-DRAFTERS = ("model", "lookup")
+DRAFTERS = ("model", "suffix", "recycling", "lookup", "composite")
 
 quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import edge_spec
+from edge_spec.bench.prompts import SHIPPED_PROMPTS, pick, read_questions
 from edge_spec.bundle import open_bundle
 from edge_spec.export import export_pair
 from edge_spec.runtime.model import Model
@@ -19,14 +19,14 @@ from edge_spec.runtime.model import Model
 RealWeights = Callable[[str], Path]
 
 NEW_TOKENS = 96
+# One of each category, and code and lists, which draft well.
 PROMPTS = (
-    *(
-        json.loads(line)["turns"][0]
-        for line in (Path(__file__).parent.parent / "benchmarks" / "prompts.jsonl").read_text("utf-8").splitlines()
-    ),
-    "Write a short, friendly email that moves a meeting from Tuesday to Thursday morning.",
-    "Summarize in one sentence: The ferry was built in 1931, carried cars across the bay for forty years, was laid up "
-    "when the bridge opened, and now serves as a floating restaurant beside the old terminal.",
+    "Write a Python function that merges two sorted lists into one sorted list.",
+    *(question.opening[0]["content"] for question in pick(read_questions(SHIPPED_PROMPTS), per_category=1)),
+    "Fix the bug and return the whole code:\n```python\ndef average(values):\n    total = 0\n    for value in values:\n"
+    "        total += value\n    return total / len(value)\n```",
+    "Repeat this list in reverse order, one item per line: apples, bread, candles, dates, eggs, flour.",
+    "Write a SQL query that lists the five customers with the highest total of orders in 2023.",
 )
 
 

@@ -1,0 +1,1 @@
+"""The benchmark: what speculation brings on this machine, measured against plain decoding of the same bundle."""
