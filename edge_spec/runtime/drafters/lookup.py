@@ -6,11 +6,9 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_spec.errors import RequestError
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.proposal import Proposal
 
 _INTEGER_BYTES = sys.getsizeof(2**20)
@@ -22,6 +20,9 @@ class LookupDrafter:
     An index from n-gram to the position after its last occurrence grows with the text, so a round costs time
     proportional to the tokens it added. What each insertion overwrote is kept, so a rollback costs time
     proportional to the tokens it removes.
+
+    The evidence of a token is ``("lookup", n, place)``: tokens of the n-gram, and how many were proposed before it, at
+    most 3.
 
     Args:
         max_ngram: length of the longest suffix looked for.
@@ -56,27 +57,30 @@ class LookupDrafter:
             + sys.getsizeof(self._overwritten)
         )
 
-    def propose(self, context: Context, budget: int) -> Proposal:
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """What followed the longest suffix that occurred before; the last occurrence counts.
 
         Args:
             context: the text to continue.
-            budget: the most tokens to propose.
+            budget: the most tokens to propose, always as a chain.
+            prefix: tokens that are proposed already. The suffix ends with them, but they are not looked through.
 
         Returns:
-            At most ``budget`` tokens of the context; none if even the shortest suffix is new.
+            Tokens of the context; none if even the shortest suffix is new.
         """
         tokens = context.tokens
-        if budget < 1 or not tokens:
+        if budget.tokens < 1 or not tokens:
             return Proposal()
         self._follow(context)
+        tail = (*tokens[-self._lengths[-1] :], *prefix)
         for length in reversed(self._lengths):
-            end = self._last_end.get(tuple(tokens[-length:]))
+            end = self._last_end.get(tail[-length:])
             if end is not None:
-                return Proposal(tuple(tokens[end : end + budget]))
+                found = tuple(tokens[end : end + budget.tokens])
+                return Proposal(found, evidence=tuple(("lookup", length, min(i, 3)) for i in range(len(found))))
         return Proposal()
 
-    def observe(self, accepted: Sequence[int], logits: NDArray[np.float32]) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: the context says it all."""
 
     def rollback(self, length: int) -> None:
