@@ -15,12 +15,20 @@ from edge_spec.runtime.proposal import Evidence, Proposal
 _SIBLINGS = 3  # the most tokens proposed for one place
 # Matches are told apart by their length, rounded down to 1, 2, 3, 4, 6, 9 or 16.
 _ROUNDED = (0, 1, 2, 3, 4, 4, 6, 6, 6, 9, 9, 9, 9, 9, 9, 9, 16)
+_TRUSTED = 2  # from this many tokens on, what the text itself said is not questioned
 # A match of n tokens is worth n / (n + _DOUBT): about the share of its continuations that language models agree with.
 _DOUBT = 1.5
 
 
 class _Node(NamedTuple):
-    """A token that is proposed, as index, token and evidence; and its rank among its siblings."""
+    """A token that is proposed.
+
+    Attributes:
+        parent: the node before it, as an index into what was chosen; -1: none.
+        rank: how many siblings come first.
+        token: the token.
+        evidence: what speaks for it.
+    """
 
     parent: int
     rank: int
@@ -31,15 +39,15 @@ class _Node(NamedTuple):
 class SuffixDrafter:
     """Continues the text as it went on most often where its longest repeated suffix occurred before.
 
-    A text that does not repeat itself may repeat others: a table of them is asked where it knows a longer suffix. Both
-    answer within microseconds, and neither is asked further where nothing is known.
+    A text that does not repeat itself may repeat others: where at most one token matches, a table of them is asked.
+    Both answer within microseconds, and the proposal ends where neither knows anything.
 
     The evidence of a token is ``("suffix", n, majority, rank)``, or ``"ngram"`` where the table proposed it:
 
-    - n: length of the suffix, rounded down. If the tokens before were proposed too, they count, as they do once accepted.
-    - majority: 0 if the token followed no more often than all others together, 1 if the suffix occurred only once, 2 if
-      the token followed most of several times.
-    - rank: how many siblings followed more often. Few such tokens are accepted, so they are told apart by little else.
+    - n: length of the suffix, rounded down. Proposed tokens count, as they do once they are accepted.
+    - majority: 0 if the token followed no more often than all others together, 1 if the suffix occurred only once
+      before, 2 if the token followed most of several times.
+    - rank: how many siblings followed more often. Few of these tokens are accepted: little else tells them apart.
 
     Args:
         table: what other texts said; it learns from what is generated. ``None``: only the text itself counts.
@@ -117,7 +125,7 @@ class SuffixDrafter:
         """What may follow, the most frequent first: token, estimated probability and evidence."""
         source = "suffix"
         length, tokens, counts = self._automaton.continuations(match)
-        if self._table is not None and length < LONGEST:
+        if self._table is not None and length < _TRUSTED:
             known = self._table.successors(tail)
             if known.context > length:
                 source, (length, tokens, counts) = "ngram", known

@@ -47,6 +47,16 @@ class SuffixAutomaton:
         self._clear()
         self.extend(tokens)
 
+    def _clear(self) -> None:
+        self._tokens: list[int] = []
+        # One entry for each state; state 0 has read nothing.
+        self._next: list[dict[int, int]] = [{}]
+        self._link: list[int] = [-1]
+        self._length: list[int] = [0]
+        self._weight: list[int] = [0]
+        self._whole: int = 0  # the state that has read the whole text
+        self._crowded: int = 0  # transitions beyond _TABLE_TRANSITIONS of their state
+
     def __len__(self) -> int:
         return len(self._tokens)
 
@@ -129,8 +139,8 @@ class SuffixAutomaton:
         """What followed a match before, or its longest suffix that anything followed.
 
         Returns:
-            Tokens of that suffix, the tokens that followed it, the most frequent first and of those as frequent the most
-            recent, and how often each did.
+            How many tokens that suffix has; the tokens that followed it, the most frequent first and of those as
+            frequent the most recent; and how often each did.
         """
         state, length = match
         if state == self._whole:
@@ -147,13 +157,3 @@ class SuffixAutomaton:
             [text[(weight & _END_MASK) - 1] for weight in weights],
             [weight >> _END_BITS for weight in weights],
         )
-
-    def _clear(self) -> None:
-        self._tokens: list[int] = []
-        # One entry for each state; state 0 has read nothing.
-        self._next: list[dict[int, int]] = [{}]
-        self._link = [-1]
-        self._length = [0]
-        self._weight = [0]
-        self._whole = 0  # the state that has read the whole text
-        self._crowded = 0  # transitions beyond _TABLE_TRANSITIONS of their state
