@@ -120,6 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="edge-spec",
         description="Lossless speculative decoding for one user on a small machine.",
         epilog="'edge-spec COMMAND --help' explains a command and shows an example.",
+        formatter_class=_CommandsFormatter,
     )
     parser.add_argument("--version", action="version", version=f"edge-spec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -370,6 +371,15 @@ def _add_command(commands: Any, name: str, summary: str, description: str, *exam
         formatter_class=_Formatter,
     )
     return parser
+
+
+class _CommandsFormatter(argparse.HelpFormatter):
+    """Counts the indentation of commands, which argparse forgets, so that a long name has its summary beside it."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -126,8 +126,8 @@ def test_costs_are_found_on_a_machine_that_slows_down_and_is_shared() -> None:
         for rows in range(2, 9):
             ratio = costs.verify(rows, 30) / costs.verify(1, 30)
             off.append(abs(ratio / (cpu(rows, 30) / cpu(1, 30)) - 1.0))
-    # Only where both calls were disturbed, and those of the next wider ones, nothing can be known.
-    assert np.mean(np.array(off) < 0.15) > 0.97
+    # Where every call of a row count was disturbed, and those of the next wider ones, nothing can be known.
+    assert np.mean(np.array(off) < 0.15) > 0.93
     assert np.median(off) < 0.04
 
 

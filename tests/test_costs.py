@@ -87,6 +87,11 @@ def test_a_past_that_seems_to_speed_calls_up_is_taken_for_noise() -> None:
     assert CostCurve.fit(100, {1: 0.1, 8: 0.2}, 1100, {1: 0.09, 8: 0.15}).growth == (0.0, 0.0)
 
 
+def test_growth_lost_in_noise_is_taken_from_a_wider_call() -> None:
+    curve = CostCurve.fit(0, {1: 0.1, 8: 0.2}, 1000, {1: 0.09, 8: 0.28})
+    assert curve.growth == pytest.approx((1e-5, 8e-5))
+
+
 def test_catching_up_is_paid_by_the_chunk() -> None:
     model = costs()
     expected = sum(CURVE.at(CHUNK_ROWS, past) for past in (50, 50 + CHUNK_ROWS)) + CURVE.at(3, 50 + 2 * CHUNK_ROWS)

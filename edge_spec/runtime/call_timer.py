@@ -54,7 +54,7 @@ class CallTimer:
             far: whether it finds a long past; otherwise what the cache holds.
 
         Returns:
-            How many of the last steps it took as long as.
+            How many times as long as the quicker of the last steps it took.
         """
         cache = self._model.cache
         length = cache.length
@@ -69,7 +69,7 @@ class CallTimer:
         seconds = self._clock() - started
         cache.rollback(length)
         self._calls.setdefault((rows, far), []).append((len(self._steps), seconds))
-        return seconds / median(self._steps[-_NEIGHBOURS:])
+        return seconds / min(self._steps[-_NEIGHBOURS:])
 
     def curve(self) -> CostCurve:
         """Everything that was timed as one curve: what a usual step costs, times how much dearer calls were."""
@@ -85,4 +85,4 @@ class CallTimer:
         return CostCurve.fit(median_low(self._pasts), near, self._far_past, far)
 
     def _step_around(self, index: int) -> float:
-        return median(self._steps[max(0, index - _NEIGHBOURS) : index + _NEIGHBOURS])
+        return median_low(self._steps[max(0, index - _NEIGHBOURS) : index + _NEIGHBOURS])

@@ -62,6 +62,8 @@ class CostCurve:
         growth = [0.0] * len(rows)
         if far_seconds and known:
             slopes = [max((far_seconds[count] - seconds[count]) / (far_past - past), 0.0) for count in known]
+            # Rows read the past at most once each, so one row's share of the widest call's is the least it can be.
+            slopes = [max(slope, slopes[-1] * count / known[-1]) for count, slope in zip(known, slopes, strict=True)]
             growth = [max(interpolate(known, _lowered(slopes), count), 0.0) for count in rows]
         # A slope is noise as far as it says that the little past at hand took more than half of the call.
         growth = [min(slope, cost / (2 * max(past, 1))) for slope, cost in zip(growth, near, strict=True)]
