@@ -233,6 +233,17 @@ def test_a_drawn_chain_longer_than_allowed_is_cut_at_the_end() -> None:
     assert len(tree.select(lambda evidence: 0.5, FREE.__getitem__, 0).proposal) == 0
 
 
+def test_drawn_tokens_go_before_likelier_ones_where_there_is_no_room_for_both() -> None:
+    tree = CandidateTree()
+    tree.add(Proposal((5,), evidence=(("suffix",),)))
+    tree.add(Proposal((1, 2), laws(2), evidence=(("model",), ("model",))), at=(5,))
+    tree.add(Proposal((6, 7), evidence=(("suffix",), ("suffix",))))
+    acceptance = {("suffix",): 0.9, ("model",): 0.1}
+    selection = tree.select(acceptance.__getitem__, FREE.__getitem__, most=3)
+    assert selection.proposal.tokens == (5, 1, 2)
+    assert selection.accepted == pytest.approx(0.9 + 0.09 + 0.009)
+
+
 def test_what_cannot_be_merged_is_refused() -> None:
     tree = CandidateTree()
     tree.add(Proposal((1,)))

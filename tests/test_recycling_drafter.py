@@ -121,6 +121,14 @@ def test_trees_grow_where_the_probability_is_largest() -> None:
     assert drafter.propose(context_of([9, 7]), Budget(2)).tokens == (1, 3)
 
 
+def test_what_follows_two_known_tokens_is_trusted_more_than_what_follows_one() -> None:
+    drafter = RecyclingDrafter()
+    teach(drafter, 8, law((2, 0.9)), law((4, 0.9)), chain=[2])  # says nothing of 7, 2
+    teach(drafter, 7, law((1, 0.9)), law((3, 0.9)), chain=[1])
+    teach(drafter, 9, law((7, 0.9)), law((2, 0.5), (1, 0.45)), chain=[7])
+    assert set(tree(drafter, [9, 7], 3).tokens) == {2, 1, 3}
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(0, 20), st.booleans())
 def test_proposals_are_well_formed_within_budget_and_leave_the_text_alone(
