@@ -63,7 +63,7 @@ class RecyclingDrafter:
         self._keys = np.zeros(slots, np.int64)  # 0: free
         self._tokens = np.zeros((slots, _WIDTH), np.int32)
         self._levels = np.zeros((slots, _WIDTH), np.uint8)  # probabilities in 255ths; from the first 0 on, no successor
-        self._key_at = memoryview(self._keys)  # single items are read several times faster through it
+        self._key_at = self._keys.data  # single items are read several times faster through it
         self._tail: list[int] = []  # the end of the text, as the last outcome told it
 
     @property
