@@ -11,6 +11,10 @@ from edge_spec.errors import BundleError, RequestError
 class TextTokenizer:
     """A ``tokenizer.json``.
 
+    Attributes:
+        joins_bytes: whether a text is the bytes of its tokens, one after the other. If not, a token's text depends on
+            the tokens in front of it (most decoders drop the space in front of the first one).
+
     Args:
         path: the file.
 
@@ -20,6 +24,7 @@ class TextTokenizer:
 
     def __init__(self, path: str | Path) -> None:
         from tokenizers import Tokenizer
+        from tokenizers.decoders import ByteLevel
 
         if not Path(path).is_file():
             raise BundleError(f"{path} is missing, expected a tokenizer; export the bundle again")
@@ -33,6 +38,8 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._byte_fallback = self._find_byte_fallback()
+        self._with_text: set[int] = set()  # tokens found not to be special
+        self.joins_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
 
     @property
     def vocab_size(self) -> int:
@@ -74,7 +81,12 @@ class TextTokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether ``decode`` leaves the token out: a special token, or an id the tokenizer does not know."""
-        return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
+        if token_id in self._with_text:
+            return False
+        if token_id in self._special or self._tokenizer.id_to_token(token_id) is None:
+            return True
+        self._with_text.add(token_id)
+        return False
 
     def is_byte_fallback(self, token_id: int) -> bool:
         """Whether the token stands for a single byte, and its text depends on the whole run of such tokens."""
