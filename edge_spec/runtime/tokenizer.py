@@ -38,7 +38,8 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._byte_fallback = self._find_byte_fallback()
-        self._with_text: set[int] = set()  # tokens found not to be special
+        # Texts of single tokens that have one. Texts repeat their tokens, and the library takes its time for each.
+        self._texts: dict[int, str] = {}
         self.joins_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
 
     @property
@@ -74,19 +75,22 @@ class TextTokenizer:
         Raises:
             RequestError: an id is not an integer that fits 32 bits without sign.
         """
+        single = skip_special_tokens and len(ids) == 1
+        if single and ids[0] in self._texts:
+            return self._texts[ids[0]]
         try:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            text = str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except (OverflowError, TypeError) as error:
             raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
+        if single and text:
+            self._texts[ids[0]] = text
+        return text
 
     def is_special(self, token_id: int) -> bool:
         """Whether ``decode`` leaves the token out: a special token, or an id the tokenizer does not know."""
-        if token_id in self._with_text:
+        if token_id in self._texts:
             return False
-        if token_id in self._special or self._tokenizer.id_to_token(token_id) is None:
-            return True
-        self._with_text.add(token_id)
-        return False
+        return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
 
     def is_byte_fallback(self, token_id: int) -> bool:
         """Whether the token stands for a single byte, and its text depends on the whole run of such tokens."""
