@@ -153,6 +153,22 @@ def test_the_trunk_of_a_tree_has_the_bits_of_a_chain(
     np.testing.assert_array_equal(held(model), cache)
 
 
+def test_calls_of_more_shapes_than_are_kept_leave_nothing_of_each_other(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_bitwise_kernels()
+    monkeypatch.setattr("edge_spec.runtime.model._MOST_SHAPES", 3)
+    tokens = random_tokens(8, 12)
+    small.cache.rollback(0)
+    small.prefill(tokens[:2])
+    expected = feed(small, tokens[2:], [10])
+    for width in (4, 2, 8, 6, 2, 10, 4, 8):
+        for wanted in (width, 1):
+            small.cache.rollback(2)
+            actual = small.forward(tokens[2 : 2 + width], range(wanted))
+            np.testing.assert_array_equal(actual, expected[:wanted])
+
+
 def test_no_padding_row_can_be_seen(tiny_bundle: Callable[..., Path]) -> None:
     # Without padding a call of one row takes another kernel, so this compares to what floats allow only.
     path = tiny_bundle(recipe="fp32")
