@@ -21,7 +21,13 @@ class CallBuffers:
     """
 
     def __init__(
-        self, onnxruntime: Any, binding: Any, rows: int, logits: npt.NDArray[np.float32], vocab_size: int
+        self,
+        onnxruntime: Any,
+        binding: Any,
+        rows: int,
+        bias_type: Any,
+        logits: npt.NDArray[np.float32],
+        vocab_size: int,
     ) -> None:
         """Allocate the inputs and bind them.
 
@@ -29,6 +35,7 @@ class CallBuffers:
             onnxruntime: the imported module.
             binding: a fresh binding of the session.
             rows: tokens of a call.
+            bias_type: numpy type of a tree's bias; ``None`` if the graph takes chains only.
             logits: float32 [logit_rows, logits_size], memory for the output, contiguous.
             vocab_size: columns of it that count.
         """
@@ -41,6 +48,12 @@ class CallBuffers:
         self._seqlens_k = self._bind("seqlens_k", [1], np.int32).data
         self._total_length = self._bind("total_sequence_length", [], np.int32).data
         self._wanted = self._bind("logit_rows", [logit_rows], np.int64).data
+        if bias_type is not None:
+            self._bias_padding = self._bind("tree_bias_padding", [2], np.int64).data
+            self._bias_padding[1] = 0
+            self._bias = self._bind("tree_bias", [1, 1, rows, rows], bias_type)[0, 0]
+            self._bias[:] = 0
+            self._masked = False
         shape = [1, logit_rows, logits_size]
         binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
         self.logits = logits[:, :vocab_size]
@@ -66,6 +79,21 @@ class CallBuffers:
         _write(self._wanted, logit_rows, self._logit_rows, len(token_ids) - 1)
         self._seqlens_k[0] = total - 1
         self._total_length[()] = total
+
+    def fill_mask(self, mask: npt.NDArray[np.bool_] | None, cached: int) -> None:
+        """Write who sees whom in a call of a graph that takes trees.
+
+        Args:
+            mask: bool [tokens, tokens], whether row i sees row j; ``None`` means all rows before it.
+            cached: tokens in the cache, which every row sees.
+        """
+        self._bias_padding[0] = cached
+        if self._masked:
+            self._bias[:] = 0
+            self._masked = False
+        if mask is not None:
+            self._bias[: len(mask), : len(mask)][~mask] = -np.inf
+            self._masked = True
 
     def _bind(self, name: str, shape: list[int], dtype: Any) -> npt.NDArray[Any]:
         # ONNX Runtime owns the memory, and the binding keeps it.

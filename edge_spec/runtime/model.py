@@ -68,7 +68,7 @@ class Model:
         self._logits_size = record.architecture.logits_size
         # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
         graph = record.graphs[0]
-        self._takes_bias = graph.tree
+        self._takes_trees = graph.tree
         self._session = self._open(bundle, graph.path, providers, threads)
         # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
@@ -76,7 +76,6 @@ class Model:
         self.cache = KVCache(self._ort, record.architecture, slots, self._dtype, self._device)
         self._calls: dict[tuple[int, int], CallBuffers] = {}
         self._logits = np.empty((0, self._logits_size), np.float32)
-        self._bias_zeros = np.zeros(0, self._dtype)
 
     def forward(
         self,
@@ -107,7 +106,7 @@ class Model:
             raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
         if self._fixed_rows is not None and rows > self._fixed_rows:
             return self._forward_split(self._fixed_rows, token_ids, logit_rows, positions, mask)
-        if not self._takes_bias and not (mask is None and positions is None):
+        if not self._takes_trees and not (mask is None and positions is None):
             raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks and positions.")
         if positions is not None and past == 0:
             raise RequestError("An empty cache takes no positions; put the first token into it before a tree.")
@@ -115,8 +114,8 @@ class Model:
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
         call = self._call(padded, self._padded(wanted) if wanted else 0)
         call.fill(token_ids, logit_rows, positions, past)
-        if self._takes_bias:
-            self._bind_bias(call.binding, past, rows, padded, mask)
+        if self._takes_trees:
+            call.fill_mask(mask, past)
         self._session.run_with_iobinding(call.binding)
         self.cache.length = past + rows
         return call.logits[:wanted]
@@ -156,7 +155,7 @@ class Model:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
-        # The bias has another shape in every call, and a memory pattern would be kept for each of them.
+        # Attention sees one column more in every call, and a memory pattern would be kept for each number of them.
         options.enable_mem_pattern = False
         # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -178,19 +177,7 @@ class Model:
                 del self._calls[next(iter(self._calls))]
             binding = self._session.io_binding()
             self.cache.bind(binding)
-            call = CallBuffers(self._ort, binding, rows, self._logits[:logit_rows], self._vocab_size)
+            bias_type = self._dtype if self._takes_trees else None
+            call = CallBuffers(self._ort, binding, rows, bias_type, self._logits[:logit_rows], self._vocab_size)
             self._calls[rows, logit_rows] = call
         return call
-
-    def _bind_bias(self, binding: Any, past: int, rows: int, padded: int, mask: npt.NDArray[np.bool_] | None) -> None:
-        shape = (1, 1, padded, past + padded)
-        size = padded * (past + padded)
-        if mask is None:
-            if self._bias_zeros.size < size:
-                self._bias_zeros = np.zeros(2 * size, self._dtype)
-            self._bias = self._bias_zeros[:size].reshape(shape)
-        else:
-            self._bias = np.zeros(shape, self._dtype)
-            self._bias[0, 0, :rows, past : past + rows][~mask] = -np.inf
-        # The binding refers to the array's memory, which self._bias keeps alive during the call.
-        binding.bind_cpu_input("attention_bias", self._bias)
