@@ -25,6 +25,10 @@ class TimedSession:
         self._session = session
         self.seconds = 0.0
 
+    def io_binding(self) -> Any:
+        """Return a new binding of the session."""
+        return self._session.io_binding()
+
     def run_with_iobinding(self, binding: Any) -> None:
         """Run the session and note the time."""
         started = perf_counter()

@@ -1,7 +1,7 @@
 """The pair bundle on disk: the one contract between the export stage and the runtime.
 
 A bundle is a folder with a ``manifest.json`` that names every other file in it. It is written into a temporary
-folder and renamed when complete, and refused on load when it is cut short, edited, or newer than this reader.
+folder and renamed when complete, and refused on load when it is cut short, edited, or not for this reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from edge_spec.errors import BundleError
 
-SCHEMA_VERSION = 1
+# Raised whenever the manifest or the contract of the graphs changes; a bundle of another version is refused.
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -158,7 +159,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read and validate the manifest of the bundle at ``path``, without touching the other files.
 
     Raises:
-        BundleError: there is no bundle, the manifest is damaged or edited, or it needs a newer edge-spec.
+        BundleError: there is no bundle, the manifest is damaged or edited, or it is for a newer or older edge-spec.
     """
     file = path / MANIFEST
     try:
@@ -174,9 +175,14 @@ def read_manifest(path: Path) -> Manifest:
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise BundleError(f"{file} is not the manifest of an edge-spec pair bundle.")
     version = body.get("schema_version")
-    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+    if type(version) is int and 1 <= version < SCHEMA_VERSION:
         raise BundleError(
-            f"{file} has schema version {version!r}, but this edge-spec reads up to {SCHEMA_VERSION}; "
+            f"{file} has schema version {version}, written by an older edge-spec, but this one reads {SCHEMA_VERSION}; "
+            "export the bundle again."
+        )
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{file} has schema version {version!r}, but this edge-spec reads {SCHEMA_VERSION}; "
             "upgrade edge-spec, or export the bundle again with this version."
         )
     digest = body.pop("digest", None)

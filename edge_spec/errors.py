@@ -12,7 +12,7 @@ class EdgeSpecError(Exception):
 
 
 class BundleError(EdgeSpecError):
-    """A pair bundle is missing, cut short, edited, newer than this reader, or cannot be written."""
+    """A pair bundle is missing, cut short, edited, for an older or newer edge-spec, or cannot be written."""
 
 
 class CheckpointError(EdgeSpecError):

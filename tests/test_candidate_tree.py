@@ -33,10 +33,15 @@ def everything(tree: CandidateTree) -> Proposal:
     return tree.select(lambda evidence: 0.9, FREE.__getitem__, most=99).proposal
 
 
-def chances_of(proposal: Proposal, table: dict[Evidence, float]) -> dict[tuple[int, ...], float]:
-    chances: dict[tuple[int, ...], float] = {(): 1.0}
-    for path, evidence in evidence_by_path(proposal).items():
-        chances[path] = chances[path[:-1]] * table[evidence]
+def chances_of(table: dict[Evidence, float], *several: Proposal) -> dict[tuple[int, ...], float]:
+    """By path, the product of acceptances along it, each the best that a proposal has evidence for."""
+    best: dict[tuple[int, ...], float] = {}
+    for proposal in several:
+        for path, evidence in evidence_by_path(proposal).items():
+            best[path] = max(best.get(path, 0.0), table[evidence])
+    chances = {(): 1.0}
+    for path in sorted(best, key=len):
+        chances[path] = chances[path[:-1]] * best[path]
     return chances
 
 
@@ -95,10 +100,36 @@ def test_a_proposal_continues_the_path_it_is_added_at() -> None:
         tree.add(Proposal((3,)), at=(1, 7))
 
 
-def test_a_proposal_that_gives_no_evidence_has_an_empty_one() -> None:
+def test_a_proposal_that_gives_no_evidence_is_some_draft() -> None:
     tree = CandidateTree()
     tree.add(Proposal((1, 2)))
-    assert everything(tree).evidence == ((), ())
+    assert everything(tree).evidence == (("draft",), ("draft",))
+
+
+def test_what_speaks_most_strongly_for_a_token_counts() -> None:
+    tree = CandidateTree()
+    tree.add(Proposal((1, 2), evidence=(("weak",), ("weak",))))
+    tree.add(Proposal((1,), evidence=(("strong",),)))
+    selection = tree.select({("weak",): 0.2, ("strong",): 0.9}.__getitem__, FREE.__getitem__, most=9)
+    assert selection.accepted == pytest.approx(0.9 + 0.9 * 0.2)
+    assert selection.proposal.evidence == (("strong",), ("weak",))
+
+
+@given(proposals(), proposals(), st.lists(st.integers(0, 2), max_size=5))
+def test_every_token_behind_right_ones_is_compared_with_what_the_target_says(
+    first: Proposal, second: Proposal, told: list[int]
+) -> None:
+    tree = CandidateTree()
+    tree.add(first)
+    tree.add(second)
+    expected = {
+        (path, evidence, path[-1] == told[len(path) - 1])
+        for proposal in (first, second)
+        for path, evidence in zip(paths_of(proposal), proposal.evidence or (), strict=True)
+        if len(path) <= len(told) and path[:-1] == tuple(told[: len(path) - 1])
+    }
+    compared = list(tree.compared_with(told))
+    assert sorted(compared) == sorted((evidence, right) for _, evidence, right in expected)
 
 
 @settings(max_examples=300, deadline=None)
@@ -109,7 +140,7 @@ def test_no_other_tree_gains_more(
     tree = CandidateTree()
     tree.add(first)
     tree.add(second)
-    chances = chances_of(everything(tree), table) if len(tree) else {}
+    chances = chances_of(table, first, second)
     selection = tree.select(table.__getitem__, cost.__getitem__, most)
     paths = paths_of(selection.proposal)
     assert all(path[:-1] in {(), *paths} for path in paths)
@@ -133,7 +164,7 @@ def test_without_branches_no_other_path_gains_more(
     tree = CandidateTree()
     tree.add(first)
     tree.add(second)
-    chances = chances_of(everything(tree), table) if len(tree) else {}
+    chances = chances_of(table, first, second)
     selection = tree.select(table.__getitem__, cost.__getitem__, most, branches=False)
     assert selection.proposal.parents is None
     gains = [
@@ -153,7 +184,7 @@ def test_the_trunk_comes_first_and_no_other_path_promises_more(
     tree.add(first)
     tree.add(second)
     proposal = tree.select(table.__getitem__, cost.__getitem__, 15).proposal
-    chances = chances_of(proposal, table) if len(proposal) else {}
+    chances = chances_of(table, first, second)
     promises = [sum(chances[path[: length + 1]] for length in range(len(path))) for path in paths_of(proposal)]
     if promises:
         assert promises[proposal.trunk - 1] == pytest.approx(max(promises))

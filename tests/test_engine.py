@@ -26,6 +26,7 @@ from edge_spec.bundle import open_bundle
 from edge_spec.errors import BundleError, ProviderError, RequestError
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.protocol import Outcome
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.provider import cuda_failure
 from edge_spec.runtime.sampling import SamplingParams, probabilities
@@ -116,18 +117,18 @@ def test_the_logits_behind_every_token_have_the_same_bits(
     engine = shared(tiny_bundle(**PAIRS[kind]))
     rows: list[npt.NDArray[np.float32]] = []
 
-    def record(drafter: object, accepted: Sequence[int], logits: npt.NDArray[np.float32]) -> None:
-        rows.append(logits[: len(accepted)].copy())
+    def record(drafter: object, outcome: Outcome) -> None:
+        rows.extend(outcome.logits[row].copy() for row in (0, *(node + 1 for node in outcome.path)))
 
     for drafter in (ModelDrafter, LookupDrafter):
         monkeypatch.setattr(drafter, "observe", record)
     for length in (1, 2, 3, 17, 63, 64, 65, 90):
         prompt = [int(token) for token in np.random.default_rng(length).integers(0, len(LETTERS), length)]
         seen = []
-        for speculation, max_draft in (("model", 0), ("model", 1), ("model", 7), ("lookup", 8)):
+        for speculation, max_draft in (("model", 1), ("model", 7), ("lookup", 8)):
             rows.clear()
             engine.generate(prompt, max_new_tokens=24, speculation=speculation, max_draft=max_draft)
-            seen.append(np.concatenate(rows))
+            seen.append(np.stack(rows))  # of all rounds but the first, which drafts nothing
         for other in seen[1:]:
             np.testing.assert_array_equal(other, seen[0])
 
@@ -145,7 +146,7 @@ def test_no_token_passes_the_target_twice(tiny_bundle: Bundles, monkeypatch: pyt
 
     monkeypatch.setattr(Model, "forward", watched)
     prompt = [1, 2, 3] * 50
-    statistics = engine.generate(prompt, max_new_tokens=40, speculation=drafter).statistics
+    statistics = engine.generate(prompt, max_new_tokens=40, speculation=drafter, max_draft=4).statistics
     # The prompt, then in every round the last token and what was drafted; the first round's came with the prompt.
     assert sum(widths) == len(prompt) + (statistics.rounds - 1) + statistics.drafted
     assert statistics.accepted > 0
@@ -157,7 +158,7 @@ def test_drafting_pays_on_these_pairs(pair: Engine) -> None:
     accepted = Counter[str]()
     for seed, drafter in itertools.product(range(8), DRAFTERS):
         prompt = [int(token) for token in np.random.default_rng(seed).integers(0, pair.manifest.vocab_size, 6)] * 3
-        statistics = pair.generate(prompt, max_new_tokens=40, speculation=drafter).statistics
+        statistics = pair.generate(prompt, max_new_tokens=40, speculation=drafter, max_draft=4).statistics
         drafted[drafter] += statistics.drafted
         accepted[drafter] += statistics.accepted
     assert all(0 < accepted[drafter] < drafted[drafter] for drafter in DRAFTERS)
@@ -215,7 +216,13 @@ def test_sampled_texts_follow_the_targets_law(tiny_bundle: Bundles, speculation:
     with edge_spec.load(path, threads=1) as engine:
         for seed in range(samples):
             completion = engine.generate(
-                prompt, max_new_tokens=length, temperature=0.8, top_p=0.97, seed=seed, speculation=speculation
+                prompt,
+                max_new_tokens=length,
+                temperature=0.8,
+                top_p=0.97,
+                seed=seed,
+                speculation=speculation,
+                max_draft=4,
             )
             seen[completion.token_ids] += 1
             drafted += completion.statistics.drafted
@@ -294,14 +301,15 @@ def test_a_full_context_ends_the_text(writer_path: Path, context: int, speculati
             assert completion.token_ids == unlimited.token_ids
 
 
-def test_a_draft_with_a_shorter_context_stops_drafting_in_time(tiny_bundle: Bundles) -> None:
+def test_a_draft_with_a_shorter_context_reads_the_end_of_the_text(tiny_bundle: Bundles) -> None:
     kind = letters("w8a8", "far", draft_changes={"max_position_embeddings": 32})
     with edge_spec.load(tiny_bundle(**kind)) as engine:
         plain = engine.generate([1, 2, 3], max_new_tokens=100, speculation="off")
         drafted = engine.generate([1, 2, 3], max_new_tokens=100, speculation="model", max_draft=6)
         assert result(drafted) == result(plain)
-        assert 0 < drafted.statistics.drafted <= 6 * 32
-        assert engine.generate([1] * 60, max_new_tokens=20, speculation="model").statistics.drafted == 0
+        late = engine.generate([1] * 60, max_new_tokens=20, speculation="model", max_draft=6)
+        assert result(late) == result(engine.generate([1] * 60, max_new_tokens=20, speculation="off"))
+        assert drafted.statistics.drafted > 6 * 32 and late.statistics.drafted > 0
 
 
 # Streams
@@ -322,7 +330,8 @@ def test_chunks_add_up_to_the_completion(
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == completion.token_ids
     assert all(len(chunk.origins) == len(chunk.token_ids) >= 1 for chunk in chunks)
     origins = Counter(origin for chunk in chunks for origin in chunk.origins)
-    assert origins["model"] == statistics.accepted
+    assert sum(origins.values()) - origins["target"] == statistics.accepted
+    assert {name: count for name, count in origins.items() if name != "target"} == statistics.accepted_by_drafter
     assert len(chunks) == statistics.rounds
 
 
@@ -428,7 +437,7 @@ def test_statistics_add_up(tiny_bundle: Bundles, prompt: list[int], max_draft: i
     # Without an end of the text, every round emits what it kept and one token of the target's own.
     assert statistics.new_tokens == len(completion.token_ids) == statistics.rounds + statistics.accepted == 30
     assert statistics.mean_accepted_length == 30 / statistics.rounds
-    assert statistics.drafted == sum(statistics.drafted_by_position) <= statistics.rounds * max_draft
+    assert sum(statistics.drafted_by_position) <= statistics.drafted <= statistics.rounds * max_draft
     assert statistics.accepted == sum(statistics.accepted_by_position) <= statistics.drafted
     for counts in (statistics.drafted_by_position, statistics.accepted_by_position):
         assert counts == sorted(counts, reverse=True) and len(counts) <= max_draft
@@ -492,7 +501,7 @@ def test_a_bad_prompt_is_refused(writer_path: Path, prompt: Any, reason: str) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"speculation": "suffix"}, "speculation is 'suffix', expected one of 'auto', 'off', 'model', 'lookup'"),
+        ({"speculation": "guess"}, "speculation is 'guess', expected one of 'auto', 'off', 'suffix', 'recycling', 'model'"),
         ({"speculation": None}, "speculation is None"),
         ({"speculation": ["model"]}, "speculation is "),
         ({"max_draft": -1}, "max_draft is -1, expected an integer of at least 0"),
@@ -511,13 +520,13 @@ def test_a_bad_option_is_refused(writer_path: Path, options: dict[str, Any], rea
         shared(writer_path).stream([1, 2], **options)
 
 
-def test_without_a_draft_the_model_drafter_is_refused_and_auto_looks_up(tiny_bundle: Bundles) -> None:
+def test_without_a_draft_the_model_drafter_is_refused_and_auto_makes_do(tiny_bundle: Bundles) -> None:
     with edge_spec.load(tiny_bundle(recipe="fp32")) as engine:
-        assert engine.drafters == ("lookup",)
+        assert engine.drafters == ("suffix", "recycling", "lookup", "composite")
         with pytest.raises(RequestError, match="'model', expected one of .* This bundle has no draft model"):
             engine.generate([1, 2], speculation="model")
         origins = {origin for chunk in engine.stream([1, 2] * 9, max_new_tokens=40) for origin in chunk.origins}
-        assert origins <= {"target", "lookup"}
+        assert origins <= {"target", "suffix", "recycling", "deferred"}
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ def test_the_same_seed_gives_the_same_text_whoever_drafts(
 
 def test_coupled_is_the_default_and_keeps_drafted_tokens(pair: Engine) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "max_new_tokens": 120}
-    default = pair.generate(PROMPT, speculation="model", **options)
-    named = pair.generate(PROMPT, speculation="model", verification="coupled", **options)
+    default = pair.generate(PROMPT, speculation="model", max_draft=4, **options)
+    named = pair.generate(PROMPT, speculation="model", max_draft=4, verification="coupled", **options)
     assert result(default) == result(named)
     assert default.statistics.accepted > default.statistics.drafted / 2  # else the test above would show nothing
 
@@ -123,6 +123,7 @@ def test_every_rule_gives_the_likeliest_text_at_temperature_0(
 @pytest.mark.parametrize("speculation", SPECULATIONS)
 def test_every_rule_repeats_itself_with_a_seed(pair: Engine, verification: str, speculation: str) -> None:
     options: dict[str, Any] = {"verification": verification, "speculation": speculation, "temperature": 0.9, **MIXED}
+    options["max_draft"] = 4
     first, second, other = (pair.generate(PROMPT, seed=seed, **options) for seed in (1, 1, 2))
     assert result(first) == result(second) != result(other)
     if speculation == "model":
@@ -132,7 +133,7 @@ def test_every_rule_repeats_itself_with_a_seed(pair: Engine, verification: str, 
 
 def test_traversal_equals_block_on_the_chains_that_are_proposed(pair: Engine) -> None:
     for seed in range(10):
-        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "speculation": "model"}
+        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "speculation": "model", "max_draft": 4}
         block, traversal = (pair.generate(PROMPT, verification=rule, **options) for rule in ("block", "traversal"))
         assert result(block) == result(traversal)
 

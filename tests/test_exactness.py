@@ -18,6 +18,7 @@ from edge_spec import Engine
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import ProviderError, RequestError
 from edge_spec.runtime import exactness
+from edge_spec.runtime.call_buffers import CallBuffers
 from edge_spec.runtime.exactness import FIXED_ROWS, measure_exactness
 from edge_spec.runtime.model import Model
 from row_independence import require_bitwise_kernels, row_dependent_kernels
@@ -174,14 +175,14 @@ def test_bitwise_falls_back_to_a_fixed_width_and_gives_the_same_text(fixed: Engi
 
 def test_every_call_has_the_fixed_width(fixed: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     widths = set()
-    resize = Model._resize
+    call = Model._call
 
-    def watched(self: Model, rows: int, logit_rows: int) -> None:
+    def watched(self: Model, rows: int, logit_rows: int) -> CallBuffers:
         if self is fixed._target:
             widths.add((rows, logit_rows))
-        resize(self, rows, logit_rows)
+        return call(self, rows, logit_rows)
 
-    monkeypatch.setattr(Model, "_resize", watched)
+    monkeypatch.setattr(Model, "_call", watched)
     for max_draft in (0, 3, 12):
         fixed.generate(random_tokens(2, 70), max_new_tokens=20, speculation="model", max_draft=max_draft)
     assert widths == {(FIXED_ROWS, FIXED_ROWS), (FIXED_ROWS, 0)}

@@ -53,6 +53,15 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
+def padded_bias(model: onnx.ModelProto) -> str:
+    """Name of the bias as wide as cache and rows, which the graph makes once."""
+    (node,) = nodes_of(model, "Pad")
+    assert list(node.input[:3]) == ["tree_bias", "tree_bias_padding", ""]
+    (axes,) = (tensor for tensor in model.graph.initializer if tensor.name == node.input[3])
+    assert numpy_helper.to_array(axes).tolist() == [3]
+    return str(node.output[0])
+
+
 def regions_of(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
     """Offset and length in the weight file of every initializer that lies there."""
     regions = {}
@@ -88,7 +97,10 @@ def test_inputs_and_outputs_are_those_of_the_contract(flavour: tuple[str, Path])
         **{f"present.{slot}": cache for slot in slots},
     }
     graphs = graphs_of(path)
-    bias = {"attention_bias": (float_type, (1, 1, "rows", "total"))}
+    bias = {
+        "tree_bias": (float_type, (1, 1, "rows", "rows")),
+        "tree_bias_padding": (TensorProto.INT64, (2,)),
+    }
     expected = {"model.onnx": {**inputs, **bias}}
     if device == "cuda":
         expected = {"model.onnx": inputs, "model_tree.onnx": {**inputs, **bias}}
@@ -102,7 +114,7 @@ def test_the_manifest_says_which_graph_takes_trees(flavour: tuple[str, Path]) ->
     chain_and_tree = {"target/model.onnx": False, "target/model_tree.onnx": True}
     assert trees == (chain_and_tree if device == "cuda" else {"target/model.onnx": True})
     for graph, model in graphs_of(path).items():
-        assert ("attention_bias" in described(model.graph.input)) == trees[f"target/{graph}"]
+        assert ("tree_bias" in described(model.graph.input)) == trees[f"target/{graph}"]
 
 
 def test_the_checker_and_strict_shape_inference_pass(flavour: tuple[str, Path]) -> None:
@@ -127,7 +139,7 @@ def test_only_the_standard_and_onnx_runtimes_own_operators_are_used(flavour: tup
 
 def test_attention_reads_and_writes_the_cache_in_place(flavour: tuple[str, Path]) -> None:
     for model in graphs_of(flavour[1]).values():
-        tree = "attention_bias" in described(model.graph.input)
+        tree = "tree_bias" in described(model.graph.input)
         attention = nodes_of(model, "GroupQueryAttention")
         assert len(attention) == LAYERS
         for layer, node in enumerate(attention):
@@ -135,7 +147,7 @@ def test_attention_reads_and_writes_the_cache_in_place(flavour: tuple[str, Path]
             assert attributes_of(node) == {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1}
             past = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
             lengths = ["seqlens_k", "total_sequence_length", "rotary_cos", "rotary_sin"]
-            placement = ["position_ids", "attention_bias"] if tree else []
+            placement = ["position_ids", padded_bias(model)] if tree else []
             assert list(node.input[1:]) == ["", "", *past, *lengths, *placement]
             assert list(node.output[1:]) == [f"present.{layer}.{part}" for part in ("key", "value")]
 

@@ -105,6 +105,7 @@ def test_a_second_request_sees_nothing_of_the_first(tiny_bundle: Bundles, specul
         "frequency_penalty": 0.7,
         "max_new_tokens": 40,
         "speculation": speculation,
+        "max_draft": 4,
     }
     used = edge_spec.load(path, threads=1)
     # The first text begins like the second, is longer, was stopped inside a block and penalized other tokens.
@@ -125,7 +126,6 @@ def test_drafting_resumes_after_a_pause_without_a_stale_cache(temperature: float
     for round_ in rounds_of(StubModel(logits_of), drafter, context, 60, 5):
         # The draft says what the target says as long as it has read the same text.
         assert round_.accepted == round_.drafted
-        assert draft.cache.tokens == context.tokens[: draft.cache.length]
         drafted.append(round_.drafted)
     assert drafted[:12] == [0, 3, 3, 0, 0, 0, 4, 0, 1, 0, 0, 5]
 

@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-widths = st.lists(st.integers(1, 33), min_size=1, max_size=5)
+widths = st.lists(st.integers(1, 33), min_size=1, max_size=5).filter(lambda widths: sum(widths) <= CONTEXT)
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -151,6 +151,41 @@ def test_the_trunk_of_a_tree_has_the_bits_of_a_chain(
     np.testing.assert_array_equal(logits, chain)
     model.cache.rollback(prefix + trunk)
     np.testing.assert_array_equal(held(model), cache)
+
+
+def test_calls_of_more_shapes_than_are_kept_leave_nothing_of_each_other(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_bitwise_kernels()
+    monkeypatch.setattr("edge_spec.runtime.model._MOST_SHAPES", 3)
+    tokens = random_tokens(8, 12)
+    small.cache.rollback(0)
+    small.prefill(tokens[:2])
+    expected = feed(small, tokens[2:], [10])
+    for width in (4, 2, 8, 6, 2, 10, 4, 8):
+        for wanted in (width, 1):
+            small.cache.rollback(2)
+            actual = small.forward(tokens[2 : 2 + width], range(wanted))
+            np.testing.assert_array_equal(actual, expected[:wanted])
+
+
+def test_a_mask_is_gone_with_its_call(small: Model) -> None:
+    tokens = random_tokens(9, 12)
+    small.cache.rollback(0)
+    small.prefill(tokens[:4])
+    chain = small.forward(tokens[4:], range(8)).copy()
+    # Siblings, that see nothing of each other.
+    small.cache.rollback(4)
+    siblings = small.forward(tokens[4:], range(8), [4] * 8, np.eye(8, dtype=bool)).copy()
+    small.cache.rollback(4)
+    np.testing.assert_array_equal(small.forward(tokens[4:], range(8)), chain)
+    small.cache.rollback(4)
+    mask = np.eye(8, dtype=bool)
+    mask[:4, 0] = True
+    small.forward(tokens[4:], range(8), [4, 5, 5, 5, 4, 4, 4, 4], mask)
+    small.cache.rollback(4)
+    np.testing.assert_array_equal(small.forward(tokens[4:], range(8), [4] * 8, np.eye(8, dtype=bool)), siblings)
+    assert not np.allclose(siblings[1:], chain[1:])
 
 
 def test_no_padding_row_can_be_seen(tiny_bundle: Callable[..., Path]) -> None:

@@ -18,6 +18,8 @@ EOS, STOP_TOKEN = 8, 3
 class Letters:
     """A tokenizer of one letter per token; the end-of-text token has text too, as in careless checkpoints."""
 
+    joins_bytes = True
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(f"{LETTERS}$"[token] for token in ids)
 

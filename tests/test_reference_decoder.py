@@ -38,6 +38,8 @@ def hash_of_prefix(peakedness: float = 2.0, vocab: int = VOCAB) -> Callable[[Seq
 
 
 class Letters:
+    joins_bytes = True
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join("abcdefghijk"[token] for token in ids)
 

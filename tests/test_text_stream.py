@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -259,13 +260,35 @@ def test_a_token_costs_the_same_however_long_the_text_is(monkeypatch: pytest.Mon
     assert max(decoded) <= 8
 
 
+@pytest.mark.parametrize(("kind", "decodings"), [("byte level", 1), ("sentence piece", 2), ("metaspace", 2)])
+def test_a_token_is_decoded_behind_others_only_where_they_change_its_text(
+    kind: str, decodings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizer_of_kind(kind)
+    decoded: list[list[int]] = []
+    decode = tokenizer.decode
+
+    def counted(ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        decoded.append(list(ids))
+        return decode(ids, skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    stream = TextStream(tokenizer)
+    ids = [token for token in tokenizer.encode("hello world, hello") if not tokenizer.is_byte_fallback(token)]
+    for token in ids:
+        stream.push(token)
+    assert len(decoded) == decodings * len(ids)
+
+
 def test_tokenizer_round_trips_and_adds_special_tokens_only_when_asked() -> None:
     tokenizer = tokenizer_of_kind("byte level")
     for text in [*TRAINING_TEXT, "", "\x00\u200b", "</s>"]:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
     assert tokenizer.decode(tokenizer.encode("a</s>b")) == "ab"
     assert tokenizer.is_special(tokenizer.encode("</s>")[0])
-    assert not tokenizer.is_special(tokenizer.encode("<tool>")[0])
+    for _ in range(2):
+        assert tokenizer.is_special(unknown(tokenizer))
+        assert not tokenizer.is_special(tokenizer.encode("<tool>")[0])
 
 
 def test_tokenizer_ignores_the_truncation_and_padding_of_training(tmp_path: Path) -> None:

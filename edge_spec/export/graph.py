@@ -63,7 +63,7 @@ class _DecoderGraph:
         self._positions = self._input("position_ids", int64, [1, "rows"])
         self._seqlens_k = self._input("seqlens_k", int32, [1])
         self._total_length = self._input("total_sequence_length", int32, [])
-        self._bias = self._input("attention_bias", self._dtype, [1, 1, "rows", "total"]) if tree else None
+        self._bias = self._attention_bias() if tree else None
         self._logit_rows = self._input("logit_rows", int64, ["logit_rows"])
         self._cos, self._sin = (self._tape.initializer(table) for table in rotary)
 
@@ -140,6 +140,13 @@ class _DecoderGraph:
         )
         self._pending = None
         return normed
+
+    def _attention_bias(self) -> ir.Value:
+        """The bias of every layer's attention [1, 1, rows, total]: the call's own, behind zeros for the cache."""
+        own = self._input("tree_bias", self._dtype, [1, 1, "rows", "rows"])
+        padding = self._input("tree_bias_padding", ir.DataType.INT64, [2])
+        columns = self._constant("bias_columns", np.array([3], np.int64))
+        return self._op("Pad", [own, padding, None, columns])
 
     def _attention(self, qkv: ir.Value, index: int) -> ir.Value:
         facts = self._facts

@@ -76,7 +76,8 @@ def graph_logits(graph: Path, architecture: Architecture, token_ids: npt.NDArray
         "position_ids": np.arange(rows, dtype=np.int64)[None],
         "seqlens_k": np.array([rows - 1], np.int32),
         "total_sequence_length": np.array(rows, np.int32),
-        "attention_bias": np.zeros((1, 1, rows, rows), dtype),
+        "tree_bias": np.zeros((1, 1, rows, rows), dtype),
+        "tree_bias_padding": np.zeros(2, np.int64),
         "logit_rows": np.arange(rows, dtype=np.int64),
         **{name: np.zeros(cache_shape, dtype) for name in inputs if name.startswith("past_key_values.")},
     }

@@ -54,6 +54,10 @@ class DrafterPool:
         """What a request may choose by name."""
         return (*(drafter.name for drafter in self._all()), "composite")
 
+    def __getitem__(self, name: str) -> Drafter:
+        """The drafter of this name. Raises KeyError if there is none."""
+        return {drafter.name: drafter for drafter in self._all()}[name]
+
     @property
     def memory_bytes(self) -> int:
         """Bytes held by all of them."""
@@ -99,7 +103,7 @@ class DrafterPool:
         if name in ("auto", "composite"):
             free, model = self._free, self._model
         else:
-            chosen = next(drafter for drafter in self._all() if drafter.name == name)
+            chosen = self[name]
             free, model = ([], self._model) if chosen is self._model else ([chosen], None)
         if max_draft is not None and name != "auto":
             drafter = model if not free and model is not None else free[0]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from edge_spec.bundle import Bundle, ModelRecord
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.onnx_runtime import import_onnxruntime
+from edge_spec.runtime.call_buffers import CallBuffers
 from edge_spec.runtime.kv_cache import KVCache
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
@@ -19,6 +20,9 @@ PREFILL_ROWS = 64
 # No kernel takes rows in smaller blocks than this. In wider calls a last block of one row would round differently, so
 # those get an even number of rows (docs/exactness.md).
 _ONE_BLOCK_ROWS = 16
+
+# Shapes of calls whose buffers are kept. Each takes some kilobytes for its reference to every layer's cache.
+_MOST_SHAPES = 64
 
 
 class Model:
@@ -64,18 +68,14 @@ class Model:
         self._logits_size = record.architecture.logits_size
         # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
         graph = record.graphs[0]
-        self._takes_bias = graph.tree
+        self._takes_trees = graph.tree
         self._session = self._open(bundle, graph.path, providers, threads)
-        self._binding = self._session.io_binding()
         # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
         slots = context + (fixed_rows or 1)
         self.cache = KVCache(self._ort, record.architecture, slots, self._dtype, self._device)
-        self.cache.bind(self._binding)
-        self._seqlens_k = self._bind_input("seqlens_k", [1], np.int32)
-        self._total_length = self._bind_input("total_sequence_length", [], np.int32)
-        self._rows = self._logit_rows = -1
-        self._bias_zeros = np.zeros(0, self._dtype)
+        self._calls: dict[tuple[int, int], CallBuffers] = {}
+        self._logits = np.empty((0, self._logits_size), np.float32)
 
     @property
     def fixed_rows(self) -> int | None:
@@ -121,31 +121,19 @@ class Model:
             raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
         if self._fixed_rows is not None and rows > self._fixed_rows:
             return self._forward_split(self._fixed_rows, token_ids, logit_rows, positions, mask)
-        if not self._takes_bias and not (mask is None and positions is None):
+        if not self._takes_trees and not (mask is None and positions is None):
             raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks and positions.")
         if positions is not None and past == 0:
             raise RequestError("An empty cache takes no positions; put the first token into it before a tree.")
-        padded = self._padded(rows)
+        padded, wanted = self._padded(rows), len(logit_rows)
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
-        wanted = len(logit_rows)
-        padded_wanted = self._padded(wanted) if wanted else 0
-        self._resize(padded, padded_wanted)
-
-        self._token_ids[0, :rows] = token_ids
-        self._token_ids[0, rows:] = token_ids[-1]
-        self._positions[0] = np.arange(past, past + padded)
-        if positions is not None:
-            self._positions[0, :rows] = positions
-        self._wanted[:wanted] = logit_rows
-        self._wanted[wanted:] = rows - 1
-        self._seqlens_k[0] = past + padded - 1
-        self._total_length[...] = past + padded
-        if self._takes_bias:
-            self._bind_bias(past, rows, padded, mask)
-
-        self._session.run_with_iobinding(self._binding)
+        call = self._call(padded, self._padded(wanted) if wanted else 0)
+        call.fill(token_ids, logit_rows, positions, past)
+        if self._takes_trees:
+            call.fill_mask(mask, past)
+        self._session.run_with_iobinding(call.binding)
         self.cache.length = past + rows
-        return self._logits[0, :wanted, : self._vocab_size]
+        return call.logits[:wanted]
 
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Append tokens to the cache in chunks, without computing logits."""
@@ -182,7 +170,7 @@ class Model:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
-        # The bias has another shape in every call, and a memory pattern would be kept for each of them.
+        # Attention sees one column more in every call, and a memory pattern would be kept for each number of them.
         options.enable_mem_pattern = False
         # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -193,36 +181,18 @@ class Model:
                 f"ONNX Runtime cannot load {bundle.path / path}: {' '.join(str(error).split())}"
             ) from error
 
-    def _resize(self, rows: int, logit_rows: int) -> None:
-        """Bind inputs and outputs of the right shape; a call as wide as the last one finds them bound."""
-        if rows != self._rows:
-            self._token_ids = self._bind_input("input_ids", [1, rows], np.int64)
-            self._positions = self._bind_input("position_ids", [1, rows], np.int64)
-            self._rows = rows
-        if logit_rows != self._logit_rows:
-            self._wanted = self._bind_input("logit_rows", [logit_rows], np.int64)
-            logits = self._allocate([1, logit_rows, self._logits_size], np.float32)
-            self._binding.bind_ortvalue_output("logits", logits)
-            self._logits: npt.NDArray[np.float32] = logits.numpy()
-            self._logit_rows = logit_rows
-
-    def _bind_bias(self, past: int, rows: int, padded: int, mask: npt.NDArray[np.bool_] | None) -> None:
-        shape = (1, 1, padded, past + padded)
-        size = padded * (past + padded)
-        if mask is None:
-            if self._bias_zeros.size < size:
-                self._bias_zeros = np.zeros(2 * size, self._dtype)
-            self._bias = self._bias_zeros[:size].reshape(shape)
-        else:
-            self._bias = np.zeros(shape, self._dtype)
-            self._bias[0, 0, :rows, past : past + rows][~mask] = -np.inf
-        # The binding refers to the array's memory, which self._bias keeps alive during the call.
-        self._binding.bind_cpu_input("attention_bias", self._bias)
-
-    def _bind_input(self, name: str, shape: list[int], dtype: Any) -> Any:
-        value = self._allocate(shape, dtype)
-        self._binding.bind_ortvalue_input(name, value)
-        return value.numpy()
-
-    def _allocate(self, shape: list[int], dtype: Any) -> Any:
-        return self._ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype)
+    def _call(self, rows: int, logit_rows: int) -> CallBuffers:
+        """The buffers of calls of this shape."""
+        call = self._calls.get((rows, logit_rows))
+        if call is None:
+            if logit_rows > len(self._logits):  # all calls write their logits into the same memory
+                self._calls.clear()
+                self._logits = np.empty((logit_rows, self._logits_size), np.float32)
+            elif len(self._calls) == _MOST_SHAPES:
+                del self._calls[next(iter(self._calls))]
+            binding = self._session.io_binding()
+            self.cache.bind(binding)
+            bias_type = self._dtype if self._takes_trees else None
+            call = CallBuffers(self._ort, binding, rows, bias_type, self._logits[:logit_rows], self._vocab_size)
+            self._calls[rows, logit_rows] = call
+        return call

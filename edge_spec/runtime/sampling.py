@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -101,9 +103,9 @@ def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.int64]:
     return candidates[likeliest(values, count)]
 
 
-def require_finite(peak: np.float32, row: int) -> None:
+def require_finite(peak: float | np.float32, row: int) -> None:
     """Raise a LogitsError unless the largest logit of the row is a finite number."""
-    if not np.isfinite(peak):
+    if not math.isfinite(peak):
         raise LogitsError(
             f"the largest logit is {float(peak)}, expected a finite number: the model's computation broke down on this "
             "device; use another device, or export the bundle again with a finer recipe",

@@ -15,7 +15,7 @@ class TextStream:
     token can change it: it never holds half a UTF-8 character, nor any part of the stop string that ends the text.
 
     Tokens are decoded in a window: the unsettled ones, after a few settled ones that give the decoder its left
-    context (most decoders drop the space in front of the first token).
+    context, unless the tokenizer says that it only joins bytes.
 
     Args:
         tokenizer: decodes the tokens; special tokens have no text.
@@ -26,6 +26,7 @@ class TextStream:
         self.text = ""
         self.finished = False
         self._tokenizer = tokenizer
+        self._joins_bytes = tokenizer.joins_bytes
         self._stop = stop
         self._context: list[int] = []
         self._context_text = ""
@@ -81,17 +82,19 @@ class TextStream:
     def _settle(self) -> str:
         """Move the unsettled tokens into the left context and return their text."""
         text = self._held()
-        if text:
-            self._context = self._unsettled
-        else:  # a token without text is no context for the next
-            self._context = [*self._context, *self._unsettled]
-        self._context_text = self._tokenizer.decode(self._context)
+        if not self._joins_bytes:
+            # A token without text is no context for the next.
+            self._context = self._unsettled if text else [*self._context, *self._unsettled]
+            self._context_text = self._tokenizer.decode(self._context)
         self._unsettled = []
         self._unsettled_text = ""
         return text
 
     def _give_out(self, settled: str) -> str:
         """Pass settled text on, up to the first stop string and without what may be the beginning of one."""
+        if not self._stop:
+            self.text += settled
+            return settled
         text = self._withheld + settled
         matches = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
         if matches:

@@ -11,6 +11,10 @@ from edge_spec.errors import BundleError, RequestError
 class TextTokenizer:
     """A ``tokenizer.json``.
 
+    Attributes:
+        joins_bytes: whether a text is the bytes of its tokens, one after the other. If not, a token's text depends on
+            the tokens in front of it (most decoders drop the space in front of the first one).
+
     Args:
         path: the file.
 
@@ -20,6 +24,7 @@ class TextTokenizer:
 
     def __init__(self, path: str | Path) -> None:
         from tokenizers import Tokenizer
+        from tokenizers.decoders import ByteLevel
 
         if not Path(path).is_file():
             raise BundleError(f"{path} is missing, expected a tokenizer; export the bundle again")
@@ -33,6 +38,9 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._byte_fallback = self._find_byte_fallback()
+        # Texts of single tokens that have one. Texts repeat their tokens, and the library takes its time for each.
+        self._texts: dict[int, str] = {}
+        self.joins_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
 
     @property
     def vocab_size(self) -> int:
@@ -67,13 +75,21 @@ class TextTokenizer:
         Raises:
             RequestError: an id is not an integer that fits 32 bits without sign.
         """
+        single = skip_special_tokens and len(ids) == 1
+        if single and ids[0] in self._texts:
+            return self._texts[ids[0]]
         try:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            text = str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except (OverflowError, TypeError) as error:
             raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
+        if single and text:
+            self._texts[ids[0]] = text
+        return text
 
     def is_special(self, token_id: int) -> bool:
         """Whether ``decode`` leaves the token out: a special token, or an id the tokenizer does not know."""
+        if token_id in self._texts:
+            return False
         return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
 
     def is_byte_fallback(self, token_id: int) -> bool:

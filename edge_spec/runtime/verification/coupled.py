@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from edge_spec.runtime.noise import sample_gumbel
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling import require_finite
@@ -45,8 +43,9 @@ def verify_greedy(logits: Laws, proposal: Proposal) -> Verdict:
     """
 
     def own_token(row: int, depth: int) -> int:
-        token = int(np.argmax(logits[row]))
-        require_finite(logits[row][token], row)  # argmax stops at a NaN, so looking there finds any
+        law = logits[row]
+        token = int(law.argmax())
+        require_finite(law.item(token), row)  # argmax stops at a NaN, so looking there finds any
         return token
 
     return _follow(proposal, own_token)
@@ -54,6 +53,8 @@ def verify_greedy(logits: Laws, proposal: Proposal) -> Verdict:
 
 def _follow(proposal: Proposal, own_token: Callable[[int, int], int]) -> Verdict:
     """Walk down the tree along the target's own tokens, given by row and depth."""
+    if not proposal.tokens:
+        return Verdict((), own_token(0, 0))
     children = proposal.children
     path: list[int] = []
     row = 0

@@ -1,0 +1,110 @@
+"""What a session call of one shape reads and writes, bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Binding costs a good part of what a small model's step may cost around the session, so nothing is bound twice. The
+# numbers of a call are written through memoryviews, which takes a fraction of what numpy takes for one element.
+
+
+class CallBuffers:
+    """Inputs and output of calls with so many rows and so many rows of logits.
+
+    Attributes:
+        binding: the session's binding, with all of it bound but the KV cache.
+        logits: float32 [logit_rows, vocab], written by the call.
+    """
+
+    def __init__(
+        self,
+        onnxruntime: Any,
+        binding: Any,
+        rows: int,
+        bias_type: Any,
+        logits: npt.NDArray[np.float32],
+        vocab_size: int,
+    ) -> None:
+        """Allocate the inputs and bind them.
+
+        Args:
+            onnxruntime: the imported module.
+            binding: a fresh binding of the session.
+            rows: tokens of a call.
+            bias_type: numpy type of a tree's bias; ``None`` if the graph takes chains only.
+            logits: float32 [logit_rows, logits_size], memory for the output, contiguous.
+            vocab_size: columns of it that count.
+        """
+        self._ort = onnxruntime
+        self.binding = binding
+        logit_rows, logits_size = logits.shape
+        self._rows, self._logit_rows = rows, logit_rows
+        self._token_ids = self._bind("input_ids", [1, rows], np.int64)[0].data
+        self._positions = self._bind("position_ids", [1, rows], np.int64)[0].data
+        self._seqlens_k = self._bind("seqlens_k", [1], np.int32).data
+        self._total_length = self._bind("total_sequence_length", [], np.int32).data
+        self._wanted = self._bind("logit_rows", [logit_rows], np.int64).data
+        if bias_type is not None:
+            self._bias_padding = self._bind("tree_bias_padding", [2], np.int64).data
+            self._bias_padding[1] = 0
+            self._bias = self._bind("tree_bias", [1, 1, rows, rows], bias_type)[0, 0]
+            self._bias[:] = 0
+            self._masked = False
+        shape = [1, logit_rows, logits_size]
+        binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
+        self.logits = logits[:, :vocab_size]
+
+    def fill(
+        self, token_ids: Sequence[int], logit_rows: Sequence[int], positions: Sequence[int] | None, cached: int
+    ) -> None:
+        """Write the inputs of a call; rows that are not given repeat the last one.
+
+        Args:
+            token_ids: at least one token.
+            logit_rows: whose logits are wanted.
+            positions: a position for each token; ``None`` means they follow the cache.
+            cached: tokens in the cache.
+        """
+        _write(self._token_ids, token_ids, self._rows, token_ids[-1])
+        total = cached + self._rows
+        for row, position in enumerate(range(cached, total)):
+            self._positions[row] = position
+        if positions is not None:
+            for row, position in enumerate(positions):
+                self._positions[row] = position
+        _write(self._wanted, logit_rows, self._logit_rows, len(token_ids) - 1)
+        self._seqlens_k[0] = total - 1
+        self._total_length[()] = total
+
+    def fill_mask(self, mask: npt.NDArray[np.bool_] | None, cached: int) -> None:
+        """Write who sees whom in a call of a graph that takes trees.
+
+        Args:
+            mask: bool [tokens, tokens], whether row i sees row j; ``None`` means all rows before it.
+            cached: tokens in the cache, which every row sees.
+        """
+        self._bias_padding[0] = cached
+        if self._masked:
+            self._bias[:] = 0
+            self._masked = False
+        if mask is not None:
+            self._bias[: len(mask), : len(mask)][~mask] = -np.inf
+            self._masked = True
+
+    def _bind(self, name: str, shape: list[int], dtype: Any) -> npt.NDArray[Any]:
+        # ONNX Runtime owns the memory, and the binding keeps it.
+        value = self._ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype)
+        self.binding.bind_ortvalue_input(name, value)
+        array: npt.NDArray[Any] = value.numpy()
+        return array
+
+
+def _write(buffer: Any, values: Sequence[int], size: int, padding: int) -> None:
+    for index, value in enumerate(values):
+        buffer[index] = value
+    for index in range(len(values), size):
+        buffer[index] = padding
