@@ -323,7 +323,7 @@ def test_a_temperature_next_to_zero_is_greedy(engine: Engine, rule: str, specula
 @everyone
 def test_filters_that_keep_everything_change_nothing(engine: Engine, rule: str, speculation: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 1.1, "seed": 4}
-    options |= {"verification": rule, "speculation": speculation}
+    options |= {"verification": rule, "speculation": speculation, "max_draft": 4}
     plain = engine.generate(PROMPT, **options).token_ids
     for filters in ({"top_k": 29}, {"top_k": 30}, {"top_k": 10**9}, {"top_p": 1.0}, {"top_p": 1}, {"min_p": 0.0}):
         assert engine.generate(PROMPT, **filters, **options).token_ids == plain

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from edge_spec.runtime.proposal import Evidence
 
-# What is expected of a drafter of which nothing is known yet.
-_PRIOR = 0.5
+# What is expected of a drafter of which nothing is known yet: of one that costs next to nothing rather too little, since
+# it is watched even where its tokens are not proposed.
+_PRIOR = 0.25
+_PRIORS = {"deferred": 0.95, "model": 0.6}
 # How many observations the broader evidence is worth where the narrower has none.
 _PRIOR_WEIGHT = 4.0
 # What is left of an observation after the next one with the same evidence: the last fifty count.
@@ -30,7 +32,7 @@ class AcceptanceTable:
         estimate = self._estimates.get(evidence)
         if estimate is None:
             accepted, verified = self._counters.get(evidence, (0.0, 0.0))
-            broader = self.estimate(evidence[:-1]) if len(evidence) > 1 else _PRIOR
+            broader = self.estimate(evidence[:-1]) if len(evidence) > 1 else _prior(evidence)
             estimate = (accepted + _PRIOR_WEIGHT * broader) / (verified + _PRIOR_WEIGHT)
             self._estimates[evidence] = estimate
         return estimate
@@ -44,3 +46,7 @@ class AcceptanceTable:
                 accepted, verified = counters.get(key, (0.0, 0.0))
                 counters[key] = (_DECAY * accepted + kept, _DECAY * verified + 1.0)
         self._estimates.clear()
+
+
+def _prior(evidence: Evidence) -> float:
+    return _PRIORS.get(str(evidence[0]), _PRIOR)

@@ -17,7 +17,7 @@ class Selection:
     Attributes:
         proposal: its tokens; none if nothing is worth its cost.
         accepted: how many of them the target is expected to accept.
-        gain: the same, less what they cost; in tokens.
+        gain: what they are worth, less what they cost; in tokens.
     """
 
     proposal: Proposal
@@ -90,11 +90,13 @@ class CandidateTree:
         cost: Callable[[int], float],
         most: int,
         branches: bool = True,
+        off_trunk: float = 1.0,
     ) -> Selection:
         """The nodes that bring the most accepted tokens for what they cost.
 
         A node is accepted with probability S, the product of the acceptance probabilities along its path. Of n nodes
-        those with the largest S bring the most; they include their parents. So n is all that is left to choose.
+        those with the largest S bring the most; they include their parents. So n is all that is left to choose. The
+        same holds if a token off the trunk, the path on which most tokens are expected, is worth less than one on it.
 
         Drawn tokens are not subject to choice, since what continues a token says something about the token: to drop
         it on that ground would bias the text. Whether they are worth their cost is asked before they are drawn.
@@ -104,6 +106,7 @@ class CandidateTree:
             cost: what verifying n tokens costs more than verifying none, in tokens that could be had in that time.
             most: the most tokens to select. A longer drawn chain is cut there.
             branches: whether a tree may be selected; if not, it is a chain.
+            off_trunk: what an accepted token off the trunk is worth, from 0 to 1.
 
         Returns:
             The proposal, its trunk the path on which most tokens are expected, then the other nodes by S.
@@ -123,12 +126,16 @@ class CandidateTree:
                 reach.append(reach[parent] + chances[-1])
         owed = self._owed(most)
         through = owed[-1] if owed else -1
+        values = chances
         if branches:
-            order = trunk_first(_best_nodes(chances, owed, cost, most), parents, reach, through)
+            if off_trunk < 1.0 and chances:
+                trunk = set(_likeliest_path(range(len(chances)), parents, reach, through))
+                values = [chance if node in trunk else off_trunk * chance for node, chance in enumerate(chances)]
+            order = trunk_first(_best_nodes(values, owed, cost, most), parents, reach, through)
         else:
             order = _best_chain(parents, reach, through, cost, most)
         accepted = sum([chances[node] for node in order])
-        gain = accepted - cost(len(order)) if order else 0.0
+        gain = sum([values[node] for node in order]) - cost(len(order)) if order else 0.0
         return Selection(lay_out(order, tokens, parents, strongest, self._laws), accepted, gain)
 
     def compared_with(self, told: Sequence[int]) -> Iterator[tuple[Evidence, bool]]:
@@ -180,8 +187,7 @@ def trunk_first(nodes: Sequence[int], parents: Sequence[int], reach: Sequence[fl
     """
     if not nodes:
         return []
-    # Where two paths promise the same, the one that ends later: it may be the longer one.
-    trunk = _path(max(_beyond(through, nodes, parents), key=lambda node: (reach[node], node)), parents)
+    trunk = _likeliest_path(nodes, parents, reach, through)
     on_trunk = set(trunk)
     return trunk + [node for node in nodes if node not in on_trunk]
 
@@ -220,17 +226,23 @@ def lay_out(
     )
 
 
-def _best_nodes(chances: Sequence[float], owed: Sequence[int], cost: Callable[[int], float], most: int) -> list[int]:
-    """The owed nodes and the best of the others, by S; each follows its parent, which is never less likely."""
-    ranked = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
+def _likeliest_path(nodes: Sequence[int], parents: Sequence[int], reach: Sequence[float], through: int) -> list[int]:
+    """The path on which most tokens are expected, of those that lead through a node."""
+    # Where two paths promise the same, the one that ends later: it may be the longer one.
+    return _path(max(_beyond(through, nodes, parents), key=lambda node: (reach[node], node)), parents)
+
+
+def _best_nodes(values: Sequence[float], owed: Sequence[int], cost: Callable[[int], float], most: int) -> list[int]:
+    """The owed nodes and the best of the others; each follows its parent, which is never worth less."""
+    ranked = sorted(range(len(values)), key=values.__getitem__, reverse=True)
     expected = 0.0
     if owed:
         first = set(owed)
         ranked = [*owed, *[node for node in ranked if node not in first]]
-        expected = sum([chances[node] for node in owed])
+        expected = sum([values[node] for node in owed])
     best, count = expected - cost(len(owed)), len(owed)
     for size in range(len(owed) + 1, min(len(ranked), most) + 1):
-        expected += chances[ranked[size - 1]]
+        expected += values[ranked[size - 1]]
         gain = expected - cost(size)
         if gain > best:
             best, count = gain, size

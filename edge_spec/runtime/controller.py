@@ -7,7 +7,7 @@ from math import prod
 from time import perf_counter
 
 from edge_spec.runtime.acceptance import AcceptanceTable
-from edge_spec.runtime.candidate_tree import CandidateTree
+from edge_spec.runtime.candidate_tree import CandidateTree, Selection
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.costs import Costs
 from edge_spec.runtime.drafters.composite import CompositeDrafter
@@ -24,6 +24,9 @@ _LONGEST_CHAIN = 16
 # Over how many tokens the cost of reading what the draft has missed is spread, and how many of them a round brings.
 _HORIZON = 128
 _TOKENS_A_ROUND = 3
+# What an accepted token on a branch is worth where branches are deferred: it comes again in the next round, where another
+# might have been accepted in its place, but it need not be drafted.
+_DEFERRED_WORTH = 0.5
 # Rounds between two questions to free drafters that have not been worth their time.
 _PARKED_ROUNDS = 8
 
@@ -49,6 +52,7 @@ class Controller:
         model: ModelDrafter | None = None,
         most: int = _LONGEST_CHAIN,
         branches: bool = True,
+        defer: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Control a request.
@@ -61,6 +65,7 @@ class Controller:
             model: the draft model's drafter, if it may be used.
             most: most draft tokens in a round.
             branches: whether proposals may be trees.
+            defer: whether tokens on branches are proposed again rather than committed.
             clock: tells the time, in seconds.
         """
         self._costs = costs
@@ -70,11 +75,13 @@ class Controller:
         self._model = model
         self._most = most
         self._branches = branches
+        self._off_trunk = _DEFERRED_WORTH if defer else 1.0
         self._clock = clock
         self._candidates = CandidateTree()
         # Moving averages of what asking the free drafters brings and costs, in tokens and seconds.
         self._free_gain, self._free_seconds = 1.0, 0.0
         self._rounds = 0
+        self._rate = goodput.rate  # lambda
 
     def propose(self, context: Context, guess: tuple[int, ...], most: int) -> Proposal:
         """The proposal with the largest expected gain; none, if a plain step is best."""
@@ -82,6 +89,8 @@ class Controller:
         most = min(most, self._most)
         guess = guess[:most]
         past = len(context.tokens) - 1
+        # Plain decoding is always to be had.
+        self._rate = max(self._goodput.rate, 1.0 / self._costs.verify(1, past))
         cost = self._row_cost(past)
         candidates = CandidateTree()
         if guess:
@@ -90,13 +99,13 @@ class Controller:
             started = self._clock()
             self._free.collect(candidates, context, Budget(_CANDIDATES, self._branches), guess, guess)
             self._free_seconds += 0.1 * (self._clock() - started - self._free_seconds)
-        best = candidates.select(self._acceptance.estimate, cost, most, self._branches)
+        best = self._select(candidates, cost, most)
         self._free_gain += 0.1 * (best.gain - self._free_gain)
         if self._model is not None and len(guess) < most:
             tokens = self._worth_drafting(self._model, context, guess, most - len(guess), best.gain)
             if tokens:
                 candidates = self._draft(self._model, tokens, context, guess, candidates)
-                best = candidates.select(self._acceptance.estimate, cost, most, self._branches)
+                best = self._select(candidates, cost, most)
         self._candidates = candidates
         return best.proposal
 
@@ -111,14 +120,17 @@ class Controller:
         if self._model is not None:
             self._model.observe(outcome)
 
+    def _select(self, candidates: CandidateTree, cost: Callable[[int], float], most: int) -> Selection:
+        return candidates.select(self._acceptance.estimate, cost, most, self._branches, self._off_trunk)
+
     def _row_cost(self, past: int) -> Callable[[int], float]:
         """What verifying n tokens costs more than a plain step, in tokens of the text."""
-        plain, rate = self._costs.verify(1, past), self._goodput.rate
+        plain, rate = self._costs.verify(1, past), self._rate
         return lambda tokens: rate * (self._costs.verify(1 + tokens, past) - plain)
 
     def _worth_asking_free(self) -> bool:
         """Whether the free drafters have lately been worth the time it takes to ask them."""
-        worth = self._free_gain > self._goodput.rate * self._free_seconds
+        worth = self._free_gain > self._rate * self._free_seconds
         return worth or self._rounds % _PARKED_ROUNDS == 0
 
     def _worth_drafting(
@@ -136,7 +148,7 @@ class Controller:
         Returns:
             0 if the model promises less than there is anyway; 1 for a probe.
         """
-        past, rate = len(context.tokens) - 1, self._goodput.rate
+        past, rate = len(context.tokens) - 1, self._rate
         chances = [self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ()]
         chance = prod(chances)
         surely = sum(prod(chances[: depth + 1]) for depth in range(len(chances))) - self._row_cost(past)(len(guess))
@@ -160,7 +172,7 @@ class Controller:
             past: tokens in the target's cache.
             most: the most tokens to come.
         """
-        rate = self._goodput.rate
+        rate = self._rate
         acceptance = self._acceptance.estimate(evidence)
         step, so_far = self._costs.draft(past, 1), self._costs.verify(rows, past)
         best = brought = 0.0

@@ -81,7 +81,9 @@ class DrafterPool:
         for drafter in self._all():
             drafter.rollback(length)
 
-    def speculation(self, name: str, max_draft: int | None, branches: bool, widest: int) -> Speculation | None:
+    def speculation(
+        self, name: str, max_draft: int | None, branches: bool, defer: bool, widest: int
+    ) -> Speculation | None:
         """What a request asks for.
 
         Args:
@@ -89,6 +91,7 @@ class DrafterPool:
             max_draft: most tokens a round. Together with the name of a drafter, it is what every round drafts;
                 otherwise the controller decides.
             branches: whether proposals may be trees.
+            defer: whether tokens on branches are proposed again rather than committed.
             widest: most draft tokens that the target can take as a tree.
 
         Raises:
@@ -111,7 +114,9 @@ class DrafterPool:
                 drafter = CompositeDrafter([*([] if model is None else [model]), *free], self.acceptance)
             return FixedDraft(drafter, max_draft, branches and max_draft <= widest)
         most = widest if max_draft is None else min(max_draft, widest)
-        return Controller(self._costs, self.acceptance, self._goodput, free, model, most, branches, self._clock)
+        return Controller(
+            self._costs, self.acceptance, self._goodput, free, model, most, branches, defer, self._clock
+        )
 
     def _all(self) -> tuple[Drafter, ...]:
         return (*self._free, *([] if self._model is None else [self._model]), *self._others)

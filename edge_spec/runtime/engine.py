@@ -139,8 +139,8 @@ class Engine:
                 "bundle": self.manifest.to_json()["digest"],
                 "machine": machine(),
                 "provider": providers[0],
-                "threads": threads,
-                "context": self.context,
+                "threads": None if threads is None else int(threads),
+                "context": int(self.context),
                 "fixed_rows": self._target.fixed_rows,
                 "onnxruntime": import_onnxruntime().__version__,
             }
@@ -271,8 +271,10 @@ class Engine:
         pipeline = LogitsPipeline(sampling, logits_processors)
         context = Context(self._prompts.encode(prompt_or_messages), sampling, pipeline, rule.coupled)
         branches = tree and self._target.takes_trees and (sampling.greedy or rule.trees)
-        choice = self._drafters.speculation(speculation, max_draft, branches, self._target.widest_tree)
-        return self._generate(context, choice, rule, cancelled)
+        # Only the coupled rule owes the same bits; the others owe the same law, which branches obey.
+        defer = self.exactness == "bitwise" and (sampling.greedy or rule.coupled)
+        choice = self._drafters.speculation(speculation, max_draft, branches, defer, self._target.widest_tree)
+        return self._generate(context, choice, rule, defer, cancelled)
 
     def close(self) -> None:
         """Free the models; the engine cannot generate any more. Closing twice does no harm."""
@@ -296,6 +298,7 @@ class Engine:
         context: Context,
         speculation: Speculation | None,
         rule: Rule,
+        defer: bool,
         cancelled: Callable[[], bool] | None,
     ) -> Iterator[Chunk]:
         started = perf_counter()
@@ -318,8 +321,6 @@ class Engine:
             if output.finish_reason is None:
                 prefill(self._target, context)
             statistics.record_prefill(perf_counter() - started)
-            # Only the coupled rule owes the same bits; the others owe the same law, which branches obey.
-            defer = self.exactness == "bitwise" and (sampling.greedy or rule.coupled)
             length = prompt_length + output.limit
             rounds = decode(self._target, speculation, context, rule, length, defer, self._clock)
             logprobs: list[TokenLogprobs] = []

@@ -85,7 +85,7 @@ class Model:
     @property
     def takes_trees(self) -> bool:
         """Whether the graph takes positions and masks."""
-        return self._takes_bias
+        return self._takes_trees
 
     @property
     def widest_tree(self) -> int:
