@@ -23,6 +23,9 @@ from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.speculation import Timing
 
+# What the draft takes to read a token along with others, as a share of a step.
+CATCHING_UP = 0.3
+
 NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
@@ -43,7 +46,7 @@ class Device:
         rows = sorted(self.verify)
         target = CostCurve(tuple(rows), tuple(self.verify[count] for count in rows), (0.0,) * len(rows))
         step = max(self.step, 1e-9)
-        draft = CostCurve((1, 2, 64), (step, 2 * step, 64 * step), (0.0,) * 3)
+        draft = CostCurve((1, 64), (step, step * (1 + 63 * CATCHING_UP)), (0.0, 0.0))
         return Costs(CallCosts(target), CallCosts(draft), 0.0)
 
 
@@ -74,11 +77,11 @@ class SimulatedDraft:
     read: int = 0
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
-        return max(1, min(len(context.tokens) + len(prefix) - self.read, 256))
+        return max(1, min(len(context.tokens) + len(prefix) - self.read, 64))
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         start = len(context.tokens) + len(prefix)
-        self.device.now += self.device.step * (self.unread(context, prefix) - 1)
+        self.device.now += self.device.step * CATCHING_UP * (self.unread(context, prefix) - 1)
         chain: list[tuple[int, tuple[str | int, ...]]] = []
         while len(chain) < budget.tokens and budget.another([evidence for _, evidence in chain]):
             self.device.now += self.device.step

@@ -452,12 +452,13 @@ def test_statistics_add_up(tiny_bundle: Bundles, prompt: list[int], max_draft: i
 
 
 def test_only_emitted_draft_tokens_count_as_accepted(writer: Engine) -> None:
-    whole = writer.generate([3, 9, 4], max_new_tokens=13, max_draft=5)
+    whole = writer.generate([3, 9, 4], max_new_tokens=13, speculation="model", max_draft=5)
     assert whole.statistics.accepted_by_position == [2, 2, 2, 2, 2]
     # The stop string ends in the middle of the second block; the first round drafts nothing.
     stop = whole.text[6:9]
     assert whole.text.index(stop) == 6
-    statistics = writer.generate([3, 9, 4], max_new_tokens=13, max_draft=5, stop=stop).statistics
+    options: dict[str, Any] = {"max_new_tokens": 13, "speculation": "model", "max_draft": 5}
+    statistics = writer.generate([3, 9, 4], stop=stop, **options).statistics
     assert (statistics.rounds, statistics.new_tokens, statistics.accepted) == (3, 9, 7)
     assert statistics.accepted_by_position == [2, 2, 1, 1, 1]
     assert statistics.drafted_by_position == [2, 2, 1, 1, 1]

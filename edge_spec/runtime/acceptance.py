@@ -12,8 +12,8 @@ _PRIOR = 0.25
 _PRIORS = {"deferred": 0.95, "model": 0.6}
 # How many observations the broader evidence is worth where the narrower has none.
 _PRIOR_WEIGHT = 4.0
-# What is left of an observation after the next one with the same evidence: the last fifty count.
-_DECAY = 0.98
+# How many observations of an evidence count; of a broader one twice as many, and so on.
+_MEMORY = 50
 
 
 class AcceptanceTable:
@@ -44,7 +44,8 @@ class AcceptanceTable:
             for width in range(1, len(evidence) + 1):
                 key = evidence[:width]
                 accepted, verified = counters.get(key, (0.0, 0.0))
-                counters[key] = (_DECAY * accepted + kept, _DECAY * verified + 1.0)
+                decay = 1.0 - 1.0 / (_MEMORY << (len(evidence) - width))
+                counters[key] = (decay * accepted + kept, decay * verified + 1.0)
         self._estimates.clear()
 
 

@@ -22,7 +22,7 @@ _CANDIDATES = 12
 # The longest chain the draft model is asked for.
 _LONGEST_CHAIN = 16
 # Over how many tokens the cost of reading what the draft has missed is spread, and how many of them a round brings.
-_HORIZON = 128
+_HORIZON = 512
 _TOKENS_A_ROUND = 3
 # What an accepted token on a branch is worth where branches are deferred: it comes again in the next round, where another
 # might have been accepted in its place, but it need not be drafted.
