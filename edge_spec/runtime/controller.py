@@ -82,10 +82,12 @@ class Controller:
         self._free_gain, self._free_seconds = 1.0, 0.0
         self._rounds = 0
         self._rate = goodput.rate  # lambda
+        self._room = most  # tokens that the text may still grow by
 
     def propose(self, context: Context, guess: tuple[int, ...], most: int) -> Proposal:
         """The proposal with the largest expected gain; none, if a plain step is best."""
         self._rounds += 1
+        self._room = most
         most = min(most, self._most)
         guess = guess[:most]
         past = len(context.tokens) - 1
@@ -153,11 +155,10 @@ class Controller:
         chance = prod(chances)
         surely = sum(prod(chances[: depth + 1]) for depth in range(len(chances))) - self._row_cost(past)(len(guess))
         unread = model.unread(context, guess)
-        now = self._costs.draft(past, min(unread, 2)) - self._costs.draft(past, 1)
-        once = self._costs.draft(past, unread) - self._costs.draft(past, min(unread, 2))
-        rounds = max(1.0, min(most, _HORIZON) / _TOKENS_A_ROUND)
+        catching_up = self._costs.draft(past, unread) - self._costs.draft(past, 1)
+        rounds = max(1.0, min(self._room, _HORIZON) / _TOKENS_A_ROUND)
         outlook = self._outlook(chance, usual_evidence(context), 1 + len(guess), past, most)
-        if surely + outlook - rate * (now + once / rounds) > gain:
+        if surely + outlook - rate * catching_up / rounds > gain:
             return most
         probe = self._costs.draft(past, unread) + self._costs.verify(2 + len(guess), past) - self._costs.verify(1, past)
         return int(self._goodput.spend(probe))
