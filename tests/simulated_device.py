@@ -170,6 +170,7 @@ def controlled_speed(
         timing = Timing(
             1 + len(proposal), len(context.tokens) - 1, drafted - before, device.now - drafted, device.now - before
         )
+        costs.observe_verify(timing.rows, timing.past, timing.verify_seconds)
         context.tokens.extend([0] * (len(path) + 1))
         controller.observe(Outcome(0, proposal, tuple(path), 0, NO_LOGITS), len(path) + 1, timing)
     return len(context.tokens) / (device.now - started)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from edge_spec.runtime.proposal import Evidence
 
-# What is expected of a drafter of which nothing is known yet: of one that costs next to nothing rather too little, since
-# it is watched even where its tokens are not proposed.
+# What is expected of a drafter of which nothing is known yet: rather too little, since those that cost next to nothing
+# are watched even where their tokens are not proposed.
 _PRIOR = 0.25
-_PRIORS = {"deferred": 0.95, "model": 0.6}
 # How many observations the broader evidence is worth where the narrower has none.
 _PRIOR_WEIGHT = 4.0
 # How many observations of an evidence count; of a broader one twice as many, and so on.
@@ -23,7 +22,9 @@ class AcceptanceTable:
     seldom, (drafter, a) says what to expect, and failing that (drafter,).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, priors: Mapping[Evidence, float] | None = None) -> None:
+        """Start without experience; ``priors`` say what to expect of some evidence, and of all that begins like it."""
+        self._priors = dict(priors or {})
         self._counters: dict[Evidence, tuple[float, float]] = {}  # accepted, verified
         self._estimates: dict[Evidence, float] = {}
 
@@ -32,7 +33,9 @@ class AcceptanceTable:
         estimate = self._estimates.get(evidence)
         if estimate is None:
             accepted, verified = self._counters.get(evidence, (0.0, 0.0))
-            broader = self.estimate(evidence[:-1]) if len(evidence) > 1 else _prior(evidence)
+            broader = self._priors.get(evidence)
+            if broader is None:
+                broader = self.estimate(evidence[:-1]) if len(evidence) > 1 else _PRIOR
             estimate = (accepted + _PRIOR_WEIGHT * broader) / (verified + _PRIOR_WEIGHT)
             self._estimates[evidence] = estimate
         return estimate
@@ -47,7 +50,3 @@ class AcceptanceTable:
                 decay = 1.0 - 1.0 / (_MEMORY << (len(evidence) - width))
                 counters[key] = (decay * accepted + kept, decay * verified + 1.0)
         self._estimates.clear()
-
-
-def _prior(evidence: Evidence) -> float:
-    return _PRIORS.get(str(evidence[0]), _PRIOR)

@@ -58,7 +58,7 @@ class Controller:
         """Control a request.
 
         Args:
-            costs: what calls of target and draft take; corrected by what rounds take.
+            costs: what calls of target and draft take.
             acceptance: what became of earlier draft tokens; learns from every round.
             goodput: the text's speed; learns likewise.
             free: drafters that cost next to nothing.
@@ -116,7 +116,6 @@ class Controller:
         told = (*(outcome.proposal.tokens[node] for node in outcome.path), outcome.next_token)
         # Also of candidates that were not proposed it is known by now whether they were right.
         self._acceptance.record(self._candidates.compared_with(told))
-        self._costs.observe_verify(timing.rows, timing.past, timing.verify_seconds)
         self._goodput.record(emitted, timing.total_seconds)
         self._free.observe(outcome)
         if self._model is not None:

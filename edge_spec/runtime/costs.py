@@ -16,6 +16,9 @@ _SHAPE_GAIN = 0.05
 # A single call may be several times too slow because of somebody else on the machine. However far off it is, it counts
 # as this factor; a lasting change gets through all the same, in a few dozen calls.
 _CLIP = math.log(1.3)
+# The first calls may find another machine than the calibration did, and so count for more.
+_FIRST_CALLS = 8
+_FIRST_CLIP = math.log(4.0)
 # Per call, how much is forgotten of which row counts were seen, and of the shape's corrections.
 _SEEN_DECAY = 0.98
 _SHAPE_DECAY = 0.998
@@ -41,6 +44,7 @@ class CallCosts:
         self._more = curve.at(curve.widest + 1, 0) - self._seconds[-1]
         self._more_growth = curve.at(curve.widest + 1, 1) - curve.at(curve.widest + 1, 0) - self._growth[-1]
         self._speed = 1.0
+        self._calls = 0
         self._log_bend = [0.0 for _ in rows]
         self._bend = [1.0 for _ in rows]
         self._seen = [0.0 for _ in rows]
@@ -64,12 +68,18 @@ class CallCosts:
         if not 1 <= rows <= self._widest or not 0.0 < seconds < math.inf:
             return
         surprise = math.log(seconds / self.seconds(rows, past))
-        surprise = min(max(surprise, -_CLIP), _CLIP)
-        self._speed *= math.exp(_SPEED_GAIN * surprise)
+        self._calls += 1
+        clip = _FIRST_CLIP if self._calls <= _FIRST_CALLS else _CLIP
+        surprise = min(max(surprise, -clip), clip)
+        self._speed *= math.exp(max(_SPEED_GAIN, 1.0 / (self._calls + 1)) * surprise)
         self._seen = [seen * _SEEN_DECAY for seen in self._seen]
         self._seen[rows] += 1.0
         self._seen_in_all = self._seen_in_all * _SEEN_DECAY + 1.0
         self._bend_around(rows, _SHAPE_GAIN * surprise * (1.0 - self._seen[rows] / self._seen_in_all))
+
+    def drift(self, factor: float) -> None:
+        """Take calls for ``factor`` times as long, since other calls on the machine have become so."""
+        self._speed *= factor
 
     def _bend_around(self, rows: int, amount: float) -> None:
         reach = 1.0 + rows / 2
@@ -93,6 +103,7 @@ class Costs:
         self.target = target
         self.draft_model = draft_model
         self.overhead = overhead
+        self._draft_is_silent = True
 
     def verify(self, rows: int, past: int) -> float:
         """Seconds of a target call.
@@ -124,11 +135,19 @@ class Costs:
         return seconds + (model.seconds(rest, past + chunks * CHUNK_ROWS) if rest else 0.0)
 
     def observe_verify(self, rows: int, past: int, seconds: float) -> None:
-        """Learn what a target call took; the arguments are those of :meth:`verify`."""
+        """Learn what a target call took; the arguments are those of :meth:`verify`.
+
+        What it says about the machine goes for the draft model as well, while that does not speak for itself.
+        """
+        before = self.target.speed
         self.target.observe(rows, past, seconds)
+        if self.draft_model is not None and self._draft_is_silent:
+            self.draft_model.drift(self.target.speed / before)
+        self._draft_is_silent = True
 
     def observe_draft(self, rows: int, past: int, seconds: float) -> None:
         """Learn what one call of the draft model took."""
+        self._draft_is_silent = False
         if self.draft_model is not None:
             self.draft_model.observe(rows, past, seconds)
 

@@ -10,9 +10,10 @@ from edge_spec.runtime.acceptance import AcceptanceTable
 from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters.composite import CompositeDrafter
-from edge_spec.runtime.drafters.model import ModelDrafter, evidence_of
+from edge_spec.runtime.drafters.model import PRIORS, ModelDrafter, evidence_of
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.goodput import Goodput
+from edge_spec.runtime.proposal import DEFERRED
 from edge_spec.runtime.speculation import FixedDraft, Speculation
 
 
@@ -40,7 +41,7 @@ class DrafterPool:
             model: the draft model's, if there is one.
             clock: tells the time, in seconds.
         """
-        self.acceptance = AcceptanceTable()
+        self.acceptance = AcceptanceTable({**PRIORS, DEFERRED: 0.95})
         self.acceptance.record(evidence_of(calibration.agreement))
         self._costs = calibration.costs
         self._goodput = Goodput(1.0 / self._costs.verify(1, 0))

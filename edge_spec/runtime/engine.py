@@ -322,7 +322,8 @@ class Engine:
                 prefill(self._target, context)
             statistics.record_prefill(perf_counter() - started)
             length = prompt_length + output.limit
-            rounds = decode(self._target, speculation, context, rule, length, defer, self._clock)
+            observe = self.calibration.costs.observe_verify
+            rounds = decode(self._target, speculation, context, rule, length, defer, observe, self._clock)
             logprobs: list[TokenLogprobs] = []
             while True:
                 chunk = Chunk(output.poll(), (), ())

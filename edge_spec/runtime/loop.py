@@ -64,6 +64,7 @@ def decode(
     rule: Rule,
     max_length: int,
     defer: bool = True,
+    on_call: Callable[[int, int, float], None] = lambda rows, past, seconds: None,
     clock: Callable[[], float] = perf_counter,
 ) -> Iterator[Round]:
     """Run rounds until the text is ``max_length`` tokens long.
@@ -80,6 +81,7 @@ def decode(
         max_length: tokens of prompt and output together; at most the target's context.
         defer: what becomes of tokens on a branch of a tree, whose rows may differ from plain decoding in their last
             bits. If true, the next round proposes them again, on its trunk; if not, they are committed.
+        on_call: told rows, cached tokens and seconds of every call of the target whose rows all have logits.
         clock: tells the time, in seconds.
 
     Raises:
@@ -103,6 +105,8 @@ def decode(
         last = context.tokens[-1]
         context.tokens.extend(tokens)
         timing = Timing(length - past + len(proposal), past, proposed - started, answered - proposed, clock() - started)
+        if not first:
+            on_call(timing.rows, past, timing.verify_seconds)
         if speculation is not None and not first:
             outcome = Outcome(last, proposal, verdict.path, verdict.next_token, logits)
             speculation.observe(outcome, len(tokens), timing)

@@ -15,12 +15,13 @@ Law: TypeAlias = NDArray[np.floating[Any]]
 # tokens with the same evidence are expected to be accepted equally often. All of it is hashable.
 Evidence: TypeAlias = tuple[str | int, ...]
 UNKNOWN: Evidence = ("draft",)  # where a drafter does not say
+DEFERRED: Evidence = ("deferred",)  # of tokens that a branch of the round before has told
 
 
 
 def deferred_evidence(depth: int) -> Evidence:
     """What speaks for a token that a branch of the round before has told, the ``depth``-th of them from 0."""
-    return ("deferred", min(depth, 3))
+    return (*DEFERRED, min(depth, 3))
 
 
 @dataclass(frozen=True)

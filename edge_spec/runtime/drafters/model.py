@@ -29,6 +29,13 @@ _SIBLINGS = 3
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
+# What to expect of its tokens before any was verified: of the likeliest, and of the second and third.
+PRIORS: dict[Evidence, float] = {
+    ("model",): 0.6,
+    **{("model", kind, rank): expected for kind in ("greedy", "coupled") for rank, expected in ((1, 0.2), (2, 0.1))},
+}
+
+
 class ModelDrafter:
     """Lets the draft model continue the text, one token after the other, with a cache of its own."""
 
