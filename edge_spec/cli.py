@@ -31,7 +31,7 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-RECIPES = ("int4", "w8a8", "fp16", "fp32")
+RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
 IMAGES = (".png", ".svg", ".pdf")
 
 
@@ -151,7 +151,7 @@ def _add_export(commands: Any) -> None:
     parser.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the bundle's folder")
     parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
-    parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (int4)")
+    parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")

@@ -230,6 +230,15 @@ def test_inspect_shows_what_a_person_wants_to_know(bundle: Path, capsys: pytest.
     assert max(map(len, text.splitlines()[1:])) <= 120
 
 
+@pytest.mark.parametrize(("recipe", "blocks"), [("int4-128", "128"), ("int4", "32"), ("w8a8", None)])
+def test_inspect_tells_the_size_of_int4_blocks(
+    recipe: str, blocks: str | None, tiny_bundle: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(tiny_bundle(recipe=recipe))]) == 0
+    found = re.search(r"^  int4 blocks +(\d+) weights each$", capsys.readouterr().out, re.MULTILINE)
+    assert (None if found is None else found[1]) == blocks
+
+
 def test_inspect_json_is_the_manifest(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(bundle), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((bundle / "manifest.json").read_text())
