@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from edge_spec.runtime.proposal import Evidence
 
-# What is expected of a drafter of which nothing is known yet: of one that costs next to nothing rather too little, since
-# it is watched even where its tokens are not proposed.
+# What is expected of a drafter of which nothing is known yet: of one that costs next to nothing rather too little,
+# since it is watched even where its tokens are not proposed.
 _PRIOR = 0.25
 _PRIORS = {"deferred": 0.95, "model": 0.6}
 # How many observations the broader evidence is worth where the narrower has none.
