@@ -83,7 +83,7 @@ class ModelRecord:
 
     Attributes:
         source: where its weights came from, and ``source_sha256`` which weights those were.
-        recipe: its ``name``, and the storage format by layer class.
+        recipe: its ``name``, the storage format by layer class, and the ``block_size`` of int4 layers.
         integer_weights: type of the w8a8 weights, ``None`` without any. ``int8`` ones are right only on
             processors whose u8 x s8 products do not saturate.
         quality: ``None`` when the check was skipped.
@@ -92,7 +92,7 @@ class ModelRecord:
     source: str
     source_sha256: str
     architecture: ArchitectureRecord
-    recipe: dict[str, str]
+    recipe: dict[str, str | int]
     integer_weights: Literal["int8", "uint8"] | None
     graphs: tuple[GraphRecord, ...]
     quality: QualityRecord | None
@@ -384,8 +384,14 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     """Turn parsed JSON into ``kind`` (a dataclass, container, union, literal or scalar), or raise ValueError."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        (inner,) = (option for option in arguments if option is not type(None))
-        return None if value is None else _decode(inner, value, where)
+        options = [option for option in arguments if option is not type(None)]
+        if value is None and len(options) < len(arguments):
+            return None
+        if len(options) == 1:
+            return _decode(options[0], value, where)
+        if type(value) not in options:  # scalars
+            raise ValueError(f"{where} is {value!r}, expected {' or '.join(option.__name__ for option in options)}")
+        return value
     if origin is Literal:
         if value not in arguments:
             raise ValueError(f"{where} is {value!r}, expected one of {arguments}")

@@ -57,6 +57,8 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     yield "attention", f"{heads}, RoPE base {facts.rope_theta:g}{scaling}"
     yield "embeddings", f"{embeddings}, {facts.logits_size:,} rows"
     yield "recipe", _recipe(model)
+    if "block_size" in model.recipe:
+        yield "int4 blocks", f"{model.recipe['block_size']} weights each"
     stored = f", w8a8 ones as {model.integer_weights}" if model.integer_weights else ""
     yield "weights", size_text(_total(manifest, f"{role}/")) + stored
     cache = 2 * facts.layers * facts.kv_heads * facts.head_size * _CACHE_ITEM_BYTES[manifest.device]
@@ -68,7 +70,8 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
 
 
 def _recipe(model: ModelRecord) -> str:
-    layers = ", ".join(f"{layer} {form}" for layer, form in model.recipe.items() if layer != "name")
+    stored = ((layer, form) for layer, form in model.recipe.items() if layer not in ("name", "block_size"))
+    layers = ", ".join(f"{layer} {form}" for layer, form in stored)
     return f"{model.recipe.get('name', 'own')}: {layers}"
 
 

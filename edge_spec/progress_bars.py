@@ -57,3 +57,7 @@ class ProgressBars:
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage)
         self._progress.update(self._tasks[stage], completed=done, total=total, refresh=self._measuring)
+
+    def share(self, stage: str, done: float) -> None:
+        """Show which share of ``stage`` is done."""
+        self(stage, round(100 * done), 100)

@@ -9,6 +9,12 @@ from typing import Any
 
 import pytest
 
+from edge_spec.bundle import ArchitectureRecord, GraphRecord, Manifest, ModelRecord, QualityRecord, new_bundle
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 _REAL_WEIGHTS = {
     "smollm2": "smollm2-135m-instruct-q4_1.gguf",
     "qwen-draft": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
@@ -66,3 +72,57 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return bundles[key]
 
     return find
+
+
+@pytest.fixture
+def described_bundle(tmp_path: Path) -> Path:
+    """A bundle as far as ``inspect`` looks: a true manifest over files that are no graphs."""
+    from edge_spec.export.recipe import RECIPES
+
+    facts = ArchitectureRecord("llama", 2, 64, 128, 4, 2, 16, 320, 512, 10000.0, False, True)
+    quality = QualityRecord(tokens=160, mean_kl=0.0412, p95_kl=0.1234, top1_agreement=0.95)
+    recipe = RECIPES["w8a8"].to_dict()
+    graphs = (GraphRecord("target/model.onnx", tree=True),)
+    target = ModelRecord("coder-1.5b.gguf", "ab" * 32, facts, recipe, "int8", graphs, quality)
+    manifest = Manifest(
+        created_by="edge-spec 0.1.0",
+        device="cpu",
+        vocab_size=300,
+        context_length=512,
+        eos_token_ids=(2, 7),
+        bos_token_id=None,
+        special_token_ids=(0, 1, 2, 7),
+        named_tokens={"eos_token": "<|end|>"},
+        default_sampling={"temperature": 0.7},
+        target=target,
+        draft=None,
+        files={},
+    )
+    path = tmp_path / "coder.pair"
+    with new_bundle(path) as (folder, seal):
+        (folder / "target").mkdir()
+        (folder / "target" / "model.onnx").write_bytes(bytes(3 << 20))
+        (folder / "tokenizer.json").write_text("{}")
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+        seal(manifest)
+    return path
+
+
+@pytest.fixture(scope="session")
+def chat_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real bundle of a tiny random model with a chat template."""
+    return _export_tiny(tmp_path_factory.mktemp("chat"), **{"tokenizer.chat_template": _CHAT_TEMPLATE})
+
+
+@pytest.fixture(scope="session")
+def plain_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real bundle of a tiny random model without a chat template."""
+    return _export_tiny(tmp_path_factory.mktemp("plain"))
+
+
+def _export_tiny(folder: Path, **metadata: str) -> Path:
+    from edge_spec.export import export_pair
+    from gguf_files import METADATA, write_model
+
+    model = write_model(folder / "tiny.gguf", metadata={**METADATA, **metadata})
+    return export_pair(model, None, folder / "tiny.pair", recipe="fp32").path

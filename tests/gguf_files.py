@@ -61,6 +61,10 @@ def model_metadata(architecture: str = "llama", **more: Any) -> dict[str, Any]:
     return {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in facts.items()}
 
 
+# Of a one-layer model with a token for every byte and one merge.
+METADATA = {**model_metadata(), **tokenizer_metadata(merges=("z z",))}
+
+
 def model_tensors(vocab_size: int = 300, *, qkv_bias: bool = False) -> dict[str, npt.NDArray[np.float32]]:
     """Return random tensors of a one-layer model with tied embeddings, by GGUF name."""
     query, kv = HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE

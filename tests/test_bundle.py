@@ -408,6 +408,9 @@ def test_an_edited_manifest_is_refused(bundle: Path, change: Callable[[dict[str,
         (lambda body: body.update(files=[]), "manifest.files is not an object"),
         (lambda body: body.update(target=None), "manifest.target is not an object"),
         (lambda body: body["target"]["architecture"].update(rope_theta=10**400), "int too large"),
+        (lambda body: body["target"]["recipe"].update(block_size=1.5), "recipe.block_size is 1.5, expected str or int"),
+        (lambda body: body["target"]["recipe"].update(name=True), "recipe.name is True, expected str or int"),
+        (lambda body: body["target"]["recipe"].update(name=None), "recipe.name is None, expected str or int"),
         (lambda body: body["target"].update(graphs=[]), "a model has no graphs"),
         (lambda body: body["target"]["graphs"][0].update(path="target/other.onnx"), "files lacks .*target/other.onnx"),
         (lambda body: body["draft"]["graphs"][0].update(path="../x.onnx"), "files lacks .*../x.onnx"),
@@ -421,6 +424,12 @@ def test_a_manifest_that_makes_no_sense_is_refused_with_the_reason(
     edit(bundle, change)
     with pytest.raises(BundleError, match=f"manifest.json is invalid: .*{reason}"):
         open_bundle(bundle)
+
+
+def test_a_recipe_tells_its_block_size_or_does_not(bundle: Path) -> None:
+    assert open_bundle(bundle).manifest.target.recipe["block_size"] == 32
+    edit(bundle, lambda body: body["target"]["recipe"].pop("block_size"))
+    assert "block_size" not in open_bundle(bundle).manifest.target.recipe
 
 
 @pytest.mark.parametrize(

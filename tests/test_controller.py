@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulated_device import Device, FreeDraft, Text, controlled_speed, fixed_speed
+from simulated_device import Device, Text, controlled_speed, fixed_speed
 
 TOKENS = 1500
 
@@ -48,4 +48,4 @@ if __name__ == "__main__":
                 speeds = [fixed_speed(device, text, TOKENS, drafted) for drafted in range(LONGEST + 1)]
                 best = int(np.argmax(speeds))
                 row.append(f"{controlled_speed(device, text, TOKENS) / speeds[best]:.3f} (K={best})")
-            print(f"{curve:12} step {step:.2f}  ", "  ".join(row))
+            print(f"{curve:12} step {step:.2f}  ", "  ".join(row))  # noqa: T201 - run as a program, it shows all ratios

@@ -97,13 +97,15 @@ def test_verdict_is_honest(outcomes: list[Outcome], words: str) -> None:
     assert re.search(words, verdict(outcomes))
 
 
-def test_demo_exports_once_then_compares(tmp_path: Path) -> None:
+def test_demo_exports_and_measures_once_then_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(tmp_path)
-    outputs = []
+    outputs, bars = [], []
     for _ in range(2):
         console = Console(file=io.StringIO(), width=100, force_terminal=False)
         assert run_demo(str(model), ["one two one two"], 20, tmp_path / "cache", console) == 0
         outputs.append(console.file.getvalue())  # type: ignore[attr-defined]
+        bars.append(re.findall(r"^(.*\S) +━+ 100%", capsys.readouterr().err, re.MULTILINE))
+    assert bars == [["export target", "check target", "seal", "target"], []]
     assert "Exporting tiny.gguf once" in outputs[0]
     assert "Exporting" not in outputs[1]
     assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -502,7 +502,10 @@ def test_a_bad_prompt_is_refused(writer_path: Path, prompt: Any, reason: str) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"speculation": "guess"}, "speculation is 'guess', expected one of 'auto', 'off', 'suffix', 'recycling', 'model'"),
+        (
+            {"speculation": "guess"},
+            "speculation is 'guess', expected one of 'auto', 'off', 'suffix', 'recycling', 'model'",
+        ),
         ({"speculation": None}, "speculation is None"),
         ({"speculation": ["model"]}, "speculation is "),
         ({"max_draft": -1}, "max_draft is -1, expected an integer of at least 0"),

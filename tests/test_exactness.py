@@ -67,7 +67,7 @@ def depend_on_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
 # Measuring
 
 
-@pytest.mark.parametrize("recipe", ["w8a8", "int4", "fp32"])
+@pytest.mark.parametrize("recipe", ["w8a8", "int4", "int4-128", "fp32"])
 def test_the_engine_promises_what_these_kernels_keep(tiny_bundle: Bundles, recipe: str) -> None:
     with edge_spec.load(tiny_bundle(**kind(recipe))) as engine:
         level = engine.exactness

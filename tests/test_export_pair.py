@@ -17,7 +17,7 @@ import edge_spec
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import CheckpointError, EdgeSpecError, PairError
 from edge_spec.export import ExportReport, export_pair
-from edge_spec.export.recipe import RECIPES
+from edge_spec.export.recipe import RECIPES, Device
 from edge_spec.runtime.model import Model
 from tiny_models import (
     CHAT_TEMPLATE,
@@ -186,15 +186,23 @@ def test_the_manifest_tells_what_the_checkpoint_said(tmp_path: Path) -> None:
 
 
 def test_the_quality_of_every_recipe_is_measured_and_in_order(tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "checkpoint", changes={"num_hidden_layers": 2})
+    source = checkpoint(tmp_path / "checkpoint", changes={"num_hidden_layers": 2, "hidden_size": 256})
     divergence = {}
-    for recipe in ("fp32", "fp16", "w8a8", "int4"):
+    for recipe in ("fp32", "fp16", "w8a8", "int4", "int4-128"):
         quality = export_pair(source, None, tmp_path / recipe, recipe=recipe).manifest.target.quality
         assert quality is not None and quality.tokens == 160
         assert quality.mean_kl <= quality.p95_kl + 1e-9 and 0.2 < quality.top1_agreement <= 1
         divergence[recipe] = quality.mean_kl
     assert abs(divergence["fp32"]) < 1e-6 < divergence["int4"]
-    assert divergence["fp32"] < divergence["fp16"] < divergence["w8a8"] < divergence["int4"]
+    assert divergence["fp32"] < divergence["fp16"] < divergence["w8a8"] < divergence["int4"] < divergence["int4-128"]
+
+
+@pytest.mark.parametrize(("device", "names"), [("cpu", ("w8a8", "int4-128")), ("cuda", ("int4", "int4"))])
+def test_every_device_has_its_own_recipes(tmp_path: Path, device: Device, names: tuple[str, str]) -> None:
+    source = checkpoint(tmp_path / "checkpoint")
+    manifest = export(tmp_path, source, source, device=device).manifest
+    assert manifest.draft is not None
+    assert (manifest.target.recipe, manifest.draft.recipe) == tuple(RECIPES[name].to_dict() for name in names)
 
 
 def test_the_check_can_be_skipped(tmp_path: Path) -> None:

@@ -160,21 +160,25 @@ def test_logit_rows_are_chosen_before_the_final_norm(flavour: tuple[str, Path]) 
         assert norm.input[0] == users[0].output[0]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_int4_blocks_have_what_the_kernel_of_the_device_takes(device: str, tiny_bundle: Bundles) -> None:
-    for model in graphs_of(tiny_bundle(device=device, recipe="int4")).values():
+@pytest.mark.parametrize(
+    ("device", "recipe", "size"), [("cpu", "int4", 32), ("cpu", "int4-128", 128), ("cuda", "int4", 32)]
+)
+def test_int4_blocks_have_what_the_kernel_of_the_device_takes(
+    device: str, recipe: str, size: int, tiny_bundle: Bundles
+) -> None:
+    for model in graphs_of(tiny_bundle(device=device, recipe=recipe)).values():
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         products = nodes_of(model, "MatMulNBits")
         assert len(products) == 4 * LAYERS + 1
         for node in products:
             attributes = attributes_of(node)
             columns, rows = attributes["K"], attributes["N"]
-            blocks = -(-columns // 32)
-            expected = {"K": columns, "N": rows, "bits": 4, "block_size": 32}
+            blocks = -(-columns // size)
+            expected = {"K": columns, "N": rows, "bits": 4, "block_size": size}
             # The CPU accumulates integers; CUDA's kernel for several rows takes no zero points.
             assert attributes == ({**expected, "accuracy_level": 4} if device == "cpu" else expected)
             stored = [tensors[name] for name in node.input[1:]]
-            shapes = [(rows, blocks, 16), (rows, blocks), (rows, -(-blocks // 2))][: len(stored)]
+            shapes = [(rows, blocks, size // 2), (rows, blocks), (rows, -(-blocks // 2))][: len(stored)]
             assert len(stored) == (3 if device == "cpu" else 2)
             assert [tuple(tensor.dims) for tensor in stored] == shapes
             scale_type = TensorProto.FLOAT if device == "cpu" else TensorProto.FLOAT16
@@ -203,14 +207,29 @@ def test_a_tied_int4_embedding_is_the_lm_head(device: str, tied: bool, tiny_bund
         assert attributes_of(lookup) == {"bits": 4, "block_size": 32, "gather_axis": 0, "quantize_axis": 1}
 
 
-@pytest.mark.parametrize("hidden", [64, 96, 112])
-@pytest.mark.parametrize("recipe", ["w8a8", "int4"])
-def test_embedding_rows_are_as_wide_as_the_hidden_size(hidden: int, recipe: str, tiny_bundle: Bundles) -> None:
+@pytest.mark.parametrize(("hidden", "shared"), [(128, True), (192, False), (384, True)])
+def test_a_tied_embedding_in_blocks_of_128_is_the_lm_head_where_its_rows_are_whole_blocks(
+    hidden: int, shared: bool, tiny_bundle: Bundles
+) -> None:
+    (model,) = graphs_of(tiny_bundle(recipe="int4-128", hidden_size=hidden)).values()
+    (lookup,) = nodes_of(model, "GatherBlockQuantized")
+    (head,) = (node for node in nodes_of(model, "MatMulNBits") if node.name == "lm_head")
+    regions = regions_of(model)
+    assert (regions[lookup.input[0]] == regions[head.input[1]]) == shared
+    assert attributes_of(lookup)["block_size"] == attributes_of(head)["block_size"] == 128
+
+
+@pytest.mark.parametrize("hidden", [64, 96, 112, 160])
+@pytest.mark.parametrize(("recipe", "size"), [("w8a8", 32), ("int4", 32), ("int4-128", 128)])
+def test_embedding_rows_are_as_wide_as_the_hidden_size(
+    hidden: int, recipe: str, size: int, tiny_bundle: Bundles
+) -> None:
     (model,) = graphs_of(tiny_bundle(recipe=recipe, hidden_size=hidden)).values()
     (lookup,) = nodes_of(model, "GatherBlockQuantized")
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    assert shapes[lookup.input[0]] == (VOCAB, hidden // (2 if recipe == "int4" else 1))
-    assert shapes[lookup.input[2]] == (VOCAB, -(-hidden // 32))
+    assert shapes[lookup.input[0]] == (VOCAB, hidden // (1 if recipe == "w8a8" else 2))
+    assert shapes[lookup.input[2]] == (VOCAB, -(-hidden // size))
+    assert attributes_of(lookup)["block_size"] == size
 
 
 @pytest.mark.parametrize("saturate", [True, False])
@@ -313,7 +332,9 @@ def test_a_draft_keeps_the_same_contract(tiny_bundle: Bundles) -> None:
     assert names[0] == names[1]
 
 
-@pytest.mark.parametrize(("recipe", "device"), [("w8a8", "cuda"), ("fp32", "cuda"), ("int3", "cpu")])
+@pytest.mark.parametrize(
+    ("recipe", "device"), [("w8a8", "cuda"), ("fp32", "cuda"), ("int4-128", "cuda"), ("int3", "cpu")]
+)
 def test_a_recipe_that_does_not_run_on_the_device_is_refused(recipe: str, device: Any, tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", random_model())
     with pytest.raises(EdgeSpecError, match=repr(recipe)):

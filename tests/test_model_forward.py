@@ -27,6 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "w8a8-112": {"recipe": "w8a8", "hidden_size": 112, "num_attention_heads": 7, "num_key_value_heads": 1},
     "int4-96": {"recipe": "int4", "hidden_size": 96, "intermediate_size": 112, "num_attention_heads": 6},
     "int4-112": {"recipe": "int4", "hidden_size": 112, "num_attention_heads": 7, "num_key_value_heads": 1},
+    "int4-128-160": {"recipe": "int4-128", "hidden_size": 160, "intermediate_size": 384, "num_attention_heads": 10},
+    "int4-128-384": {"recipe": "int4-128", "hidden_size": 384, "num_attention_heads": 6},
     "int4-untied-qwen2": {"recipe": "int4", "family": "qwen2", "tie_word_embeddings": False, "head_dim": 32},
     "w8a8-untied-qwen2": {"recipe": "w8a8", "family": "qwen2", "tie_word_embeddings": False, "head_dim": 64},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,9 @@ import pytest
 from edge_spec import cli
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export.pair_recipe import PairRecipe, read_pair_recipe
-from edge_spec.export.recipe import RECIPES, find_recipe, with_formats
-from gguf_files import model_metadata, tokenizer_metadata, write_model
+from edge_spec.export.recipe import FORMATS, RECIPES, find_recipe, with_formats
+from gguf_files import METADATA, write_model
 
-METADATA = {**model_metadata(), **tokenizer_metadata(merges=("z z",))}
 SHIPPED = sorted((Path(__file__).parent.parent / "models").glob("*.toml"))
 
 
@@ -32,10 +32,10 @@ def test_models_and_recipes_are_read(tmp_path: Path) -> None:
         recipe = "w8a8"
         [draft]
         source = "owner/small"
-        recipe = "int4"
+        recipe = "int4-128"
         """,
     )
-    assert read_pair_recipe(path) == PairRecipe("owner/big", "owner/small", RECIPES["w8a8"], RECIPES["int4"])
+    assert read_pair_recipe(path) == PairRecipe("owner/big", "owner/small", RECIPES["w8a8"], RECIPES["int4-128"])
 
 
 def test_draft_and_recipe_can_be_left_out(tmp_path: Path) -> None:
@@ -63,7 +63,15 @@ def test_formats_replace_those_of_the_named_recipe(tmp_path: Path) -> None:
         "mlp_up": "w8a8",
         "mlp_down": "w8a8",
         "lm_head": "int4",
+        "block_size": 32,
     }
+
+
+def test_formats_keep_the_block_size_of_the_named_recipe() -> None:
+    mixed = with_formats(RECIPES["int4-128"], {"lm_head": "fp16"})
+    assert mixed.to_dict()["block_size"] == mixed.block_size == 128
+    assert with_formats(RECIPES["w8a8"], {"lm_head": "int4"}).to_dict()["block_size"] == 32
+    assert "block_size" not in with_formats(RECIPES["w8a8"], {"lm_head": "fp16"}).to_dict()
 
 
 def test_coarsest_format_decides_how_far_a_mixed_recipe_may_stray() -> None:
@@ -150,6 +158,22 @@ def test_cuda_refuses_a_single_layer_class_it_cannot_run(layer_class: str, store
         find_recipe(mixed, "cuda")
 
 
+def test_cuda_refuses_blocks_its_kernel_does_not_take() -> None:
+    message = (
+        "'int4-128' does not run on CUDA.*blocks of 32, but it stores embedding in blocks of 128; use int4 or fp16"
+    )
+    with pytest.raises(EdgeSpecError, match=message):
+        find_recipe("int4-128", "cuda")
+    without = with_formats(RECIPES["int4-128"], dict.fromkeys(FORMATS, "fp16"))
+    assert find_recipe(without, "cuda") is without
+
+
+@pytest.mark.parametrize("size", [0, 8, 48, 512])
+def test_a_block_size_that_no_kernel_takes_is_refused(size: int) -> None:
+    with pytest.raises(EdgeSpecError, match=f"'int4' has int4 blocks of {size}; expected one of 16, 32, 64, 128, 256"):
+        find_recipe(replace(RECIPES["int4"], block_size=size), "cpu")
+
+
 def test_cuda_takes_mixed_recipes_it_can_run() -> None:
     mixed = with_formats(RECIPES["int4"], {"lm_head": "fp16", "embedding": "int8"})
     assert find_recipe(mixed, "cuda") is mixed
@@ -193,6 +217,7 @@ def test_export_takes_models_and_formats_from_the_file(tmp_path: Path, capsys: p
         "mlp_up": "w8a8",
         "mlp_down": "int4",
         "lm_head": "fp16",
+        "block_size": 32,
     }
     assert manifest["target"]["integer_weights"] in ("int8", "uint8")
     assert manifest["draft"]["recipe"] == RECIPES["fp16"].to_dict()

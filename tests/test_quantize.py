@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from edge_spec.export.quantize import (
-    BLOCK_SIZE,
     pack_nibbles,
     quantize_blocks,
     quantize_blocks_with_zero_points,
@@ -29,8 +28,9 @@ NOTHING = 16 * SMALLEST
 
 ordinary = st.floats(-10, 10, width=32)
 extreme = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, SMALLEST, -1e-40, 1e-30, 1.0, -3e38, LARGEST, -LARGEST])
-matrices = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=100), elements=ordinary)
-extremes = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=70), elements=extreme)
+matrices = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=150), elements=ordinary)
+extremes = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=140), elements=extreme)
+block_sizes = st.sampled_from([16, 32, 128])
 
 
 def unpack(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -40,7 +40,7 @@ def unpack(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def restored(
     integers: npt.NDArray[np.uint8], scale: Matrix, zero: npt.NDArray[np.uint8] | int
 ) -> npt.NDArray[np.float64]:
-    """Blocks [out, blocks, 32] as a matrix [out, blocks * 32]."""
+    """Blocks [out, blocks, block size] as a matrix [out, blocks * block size]."""
     centred = integers.astype(np.float64) - (zero if isinstance(zero, int) else zero[:, :, None])
     return (centred * scale.astype(np.float64)[:, :, None]).reshape(len(integers), -1)
 
@@ -53,29 +53,29 @@ def channels(weight: Matrix, signed: bool) -> npt.NDArray[np.float64]:
     return (integers.T.astype(np.float64) - (0 if signed else 128)) * scale[:, None]
 
 
-def symmetric(weight: Matrix, bits: int) -> tuple[npt.NDArray[np.float64], Matrix]:
-    packed, scale = quantize_blocks(weight, bits)  # type: ignore[arg-type]
-    blocks = -(-weight.shape[1] // BLOCK_SIZE)
-    assert packed.dtype == np.uint8 and packed.shape == (len(weight), blocks, BLOCK_SIZE * bits // 8)
+def symmetric(weight: Matrix, bits: int, block_size: int) -> tuple[npt.NDArray[np.float64], Matrix]:
+    packed, scale = quantize_blocks(weight, bits, block_size)  # type: ignore[arg-type]
+    blocks = -(-weight.shape[1] // block_size)
+    assert packed.dtype == np.uint8 and packed.shape == (len(weight), blocks, block_size * bits // 8)
     assert scale.dtype == np.float32 and scale.shape == (len(weight), blocks)
     return restored(unpack(packed) if bits == 4 else packed, scale, 1 << (bits - 1)), scale
 
 
-def with_zero_points(weight: Matrix) -> tuple[npt.NDArray[np.float64], Matrix]:
-    packed, scale, zero = quantize_blocks_with_zero_points(weight)
-    blocks = -(-weight.shape[1] // BLOCK_SIZE)
+def with_zero_points(weight: Matrix, block_size: int) -> tuple[npt.NDArray[np.float64], Matrix]:
+    packed, scale, zero = quantize_blocks_with_zero_points(weight, block_size)
+    blocks = -(-weight.shape[1] // block_size)
     assert packed.dtype == zero.dtype == np.uint8 and scale.dtype == np.float32
-    assert packed.shape == (len(weight), blocks, 16) and zero.shape == (len(weight), -(-blocks // 2))
+    assert packed.shape == (len(weight), blocks, block_size // 2) and zero.shape == (len(weight), -(-blocks // 2))
     return restored(unpack(packed), scale, unpack(zero)[:, :blocks]), scale
 
 
-def spread(scale: Matrix) -> npt.NDArray[np.float64]:
-    """The step of every element, float64 [out, blocks * 32]."""
-    return np.repeat(np.abs(scale.astype(np.float64)), BLOCK_SIZE, axis=1)
+def spread(scale: Matrix, block_size: int) -> npt.NDArray[np.float64]:
+    """The step of every element, float64 [out, blocks * block size]."""
+    return np.repeat(np.abs(scale.astype(np.float64)), block_size, axis=1)
 
 
-def padded(weight: Matrix) -> Matrix:
-    return np.pad(weight, ((0, 0), (0, -weight.shape[1] % BLOCK_SIZE)))
+def padded(weight: Matrix, block_size: int) -> Matrix:
+    return np.pad(weight, ((0, 0), (0, -weight.shape[1] % block_size)))
 
 
 @given(matrices, st.booleans())
@@ -92,48 +92,55 @@ def test_signed_and_unsigned_channels_stand_for_the_same_values(weight: Matrix) 
     assert integers.min() >= -127
 
 
-@given(matrices, st.sampled_from([4, 8]))
-def test_symmetric_blocks_are_off_by_half_a_step_but_at_the_short_end(weight: Matrix, bits: int) -> None:
-    values, scale = symmetric(weight, bits)
-    wanted, step = padded(weight), spread(scale)
+@given(matrices, st.sampled_from([4, 8]), block_sizes)
+def test_symmetric_blocks_are_off_by_half_a_step_but_at_the_short_end(
+    weight: Matrix, bits: int, block_size: int
+) -> None:
+    values, scale = symmetric(weight, bits, block_size)
+    wanted, step = padded(weight, block_size), spread(scale, block_size)
     # The end away from the value of largest magnitude lacks one step.
-    clipped = wanted / np.where(scale == 0, 1, scale).repeat(BLOCK_SIZE, axis=1) > 2 ** (bits - 1) - 1.5
+    clipped = wanted / np.where(scale == 0, 1, scale).repeat(block_size, axis=1) > 2 ** (bits - 1) - 1.5
     bound = np.where(clipped, step, step / 2)
     assert (np.abs(values - wanted) <= bound * SLACK + NOTHING).all()
 
 
-@given(matrices, st.sampled_from([4, 8]))
-def test_the_largest_magnitude_of_a_symmetric_block_is_kept(weight: Matrix, bits: int) -> None:
-    values, _ = symmetric(weight, bits)
-    largest = np.abs(padded(weight)).reshape(len(weight), -1, BLOCK_SIZE).max(axis=2)
-    kept = np.abs(values).reshape(len(weight), -1, BLOCK_SIZE).max(axis=2)
+@given(matrices, st.sampled_from([4, 8]), block_sizes)
+def test_the_largest_magnitude_of_a_symmetric_block_is_kept(weight: Matrix, bits: int, block_size: int) -> None:
+    values, _ = symmetric(weight, bits, block_size)
+    largest = np.abs(padded(weight, block_size)).reshape(len(weight), -1, block_size).max(axis=2)
+    kept = np.abs(values).reshape(len(weight), -1, block_size).max(axis=2)
     np.testing.assert_allclose(kept, largest, rtol=1e-6, atol=NOTHING)
 
 
-@given(matrices)
-def test_blocks_with_zero_points_are_off_by_half_a_step(weight: Matrix) -> None:
-    values, scale = with_zero_points(weight)
-    assert (np.abs(values - padded(weight)) <= spread(scale) / 2 * SLACK + NOTHING).all()
+@given(matrices, block_sizes)
+def test_blocks_with_zero_points_are_off_by_half_a_step(weight: Matrix, block_size: int) -> None:
+    values, scale = with_zero_points(weight, block_size)
+    assert (np.abs(values - padded(weight, block_size)) <= spread(scale, block_size) / 2 * SLACK + NOTHING).all()
 
 
-@given(matrices)
-def test_zero_stays_zero(weight: Matrix) -> None:
+@given(matrices, block_sizes)
+def test_zero_stays_zero(weight: Matrix, block_size: int) -> None:
     # What pads a block must not count, and weights pruned to zero must stay so.
     weight[:, ::3] = 0
-    zeros = padded(weight) == 0
-    assert (symmetric(weight, 4)[0][zeros] == 0).all()
-    assert (symmetric(weight, 8)[0][zeros] == 0).all()
-    assert (with_zero_points(weight)[0][zeros] == 0).all()
+    zeros = padded(weight, block_size) == 0
+    assert (symmetric(weight, 4, block_size)[0][zeros] == 0).all()
+    assert (symmetric(weight, 8, block_size)[0][zeros] == 0).all()
+    assert (with_zero_points(weight, block_size)[0][zeros] == 0).all()
     assert (channels(weight, signed=False)[weight == 0] == 0).all()
 
 
-@given(extremes)
+@given(extremes, block_sizes)
 @pytest.mark.filterwarnings("error")
-def test_extreme_values_stay_finite_and_close(weight: Matrix) -> None:
-    largest = np.abs(padded(weight)).reshape(len(weight), -1, BLOCK_SIZE).max(axis=2).astype(np.float64)
-    bound = np.repeat(largest, BLOCK_SIZE, axis=1) / 7 + NOTHING
-    for values in (symmetric(weight, 4)[0], symmetric(weight, 8)[0], with_zero_points(weight)[0]):
-        assert (np.abs(values - padded(weight)) <= bound).all()
+def test_extreme_values_stay_finite_and_close(weight: Matrix, block_size: int) -> None:
+    wanted = padded(weight, block_size)
+    largest = np.abs(wanted).reshape(len(weight), -1, block_size).max(axis=2).astype(np.float64)
+    bound = np.repeat(largest, block_size, axis=1) / 7 + NOTHING
+    for values, _ in (
+        symmetric(weight, 4, block_size),
+        symmetric(weight, 8, block_size),
+        with_zero_points(weight, block_size),
+    ):
+        assert (np.abs(values - wanted) <= bound).all()
     step = np.abs(weight).max(axis=1, keepdims=True).astype(np.float64) / 127
     assert (np.abs(channels(weight, signed=True) - weight) <= step + NOTHING).all()
 
@@ -142,9 +149,9 @@ def test_extreme_values_stay_finite_and_close(weight: Matrix) -> None:
 @pytest.mark.parametrize(
     "quantize",
     [
-        lambda weight: symmetric(weight, 4)[0],
-        lambda weight: symmetric(weight, 8)[0],
-        lambda weight: with_zero_points(weight)[0],
+        lambda weight: symmetric(weight, 4, 32)[0],
+        lambda weight: symmetric(weight, 8, 32)[0],
+        lambda weight: with_zero_points(weight, 32)[0],
         lambda weight: channels(weight, signed=True),
         lambda weight: channels(weight, signed=False),
     ],
@@ -163,9 +170,20 @@ def test_rows_and_blocks_of_zeros(quantize: Callable[[Matrix], npt.NDArray[np.fl
 def test_values_of_one_sign_use_the_whole_grid() -> None:
     weight = np.linspace(0, 15, 32, dtype=np.float32)[None]
     for sign in (1, -1):
-        values, scale = with_zero_points(sign * weight)
+        values, scale = with_zero_points(sign * weight, 32)
         assert scale[0, 0] == 1
         np.testing.assert_array_equal(values, np.rint(sign * weight))
+
+
+@pytest.mark.parametrize("columns", [128, 160, 304])
+@pytest.mark.parametrize("block_size", [16, 32, 128])
+def test_each_block_has_a_scale_and_a_zero_point_of_its_own(block_size: int, columns: int) -> None:
+    # Every 16 weights span a whole grid, those of the next block another.
+    step = 1.0 + np.arange(columns, dtype=np.float32) // block_size
+    weight = step * np.resize(np.arange(-5, 11, dtype=np.float32), (3, columns))
+    values, scale = with_zero_points(weight, block_size)
+    np.testing.assert_array_equal(scale, np.tile(step[::block_size], (3, 1)))
+    np.testing.assert_array_equal(values[:, :columns], weight)
 
 
 def test_the_first_nibble_is_the_low_half() -> None:

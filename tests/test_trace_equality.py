@@ -27,7 +27,19 @@ from stub_model import Pausing, StubDrafter, StubModel, context_of, rounds_of
 from test_reference_decoder import EOS, VOCAB, Letters, grammar, hash_of_prefix, options_of, requests, tokens
 
 CONTEXT = 30
-DRAFTERS = ("nobody", "empty", "garbage", "good", "mixed", "lookup", "model", "twin", "short model", "tree", "model tree")
+DRAFTERS = (
+    "nobody",
+    "empty",
+    "garbage",
+    "good",
+    "mixed",
+    "lookup",
+    "model",
+    "twin",
+    "short model",
+    "tree",
+    "model tree",
+)
 
 _hashed = functools.lru_cache(200_000)(hash_of_prefix())
 _strange = functools.lru_cache(200_000)(hash_of_prefix(1.0))
@@ -138,7 +150,9 @@ def test_same_seed_same_tokens_whoever_drafts(case: Any) -> None:
 
     def run() -> None:
         with mock.patch.object(loop, "PREFILL_ROWS", chunk):
-            rounds = rounds_of(target, drafter, context, len(prompt) + output.limit, max_draft, rule, "tree" in kind, defer)
+            rounds = rounds_of(
+                target, drafter, context, len(prompt) + output.limit, max_draft, rule, "tree" in kind, defer
+            )
         while output.finish_reason is None:
             round_ = next(rounds)
             assert round_.drafted <= max_draft and round_.accepted <= round_.drafted

@@ -11,6 +11,7 @@ from edge_spec.bundle import CHAT_TEMPLATE, open_bundle
 from edge_spec.demo.pair import cached_pair
 from edge_spec.demo.race import Lane, Outcome, race
 from edge_spec.demo.view import open_view, print_legend, print_summary
+from edge_spec.progress_bars import ProgressBars
 from edge_spec.runtime.engine import Engine, load
 from edge_spec.runtime.text_stream import TextStream
 from edge_spec.runtime.tokenizer import TextTokenizer
@@ -53,7 +54,7 @@ def run_demo(
     console = console or Console(highlight=False)
     path = cached_pair(model, cache, console)
     # Two engines, since each serves one generation at a time.
-    with load(path) as plain, load(path) as speculative:
+    with _load(path) as plain, _load(path) as speculative:
         tokenizer = TextTokenizer(open_bundle(path, verify=False).tokenizer_path)
         for engine in (plain, speculative):
             engine.generate("Once upon a time", max_new_tokens=8, speculation="off")  # first calls are slower
@@ -69,6 +70,12 @@ def run_demo(
             outcomes.append(Outcome.of(*lanes))
     print_summary(console, outcomes)
     return 0 if all(outcome.identical for outcome in outcomes) else 1
+
+
+def _load(path: Path) -> Engine:
+    """Load a bundle, and show how far its measurement is where it takes place."""
+    with ProgressBars(measuring=True) as bars:
+        return load(path, progress=bars.share)
 
 
 def _lane(

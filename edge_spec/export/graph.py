@@ -10,7 +10,6 @@ from onnx_ir.tape import Tape
 
 from edge_spec.export.architecture import Architecture
 from edge_spec.export.packing import PackedEmbedding, PackedLayer, PackedMatrix, PackedModel
-from edge_spec.export.quantize import BLOCK_SIZE
 from edge_spec.export.recipe import Device
 
 _CONTRIB = "com.microsoft"
@@ -84,7 +83,7 @@ class _DecoderGraph:
             return
         attributes: dict[str, int | float] = {
             "bits": 4 if embedding.format == "int4" else 8,
-            "block_size": BLOCK_SIZE,
+            "block_size": embedding.block_size,
             "gather_axis": 0,
             "quantize_axis": 1,
         }
@@ -186,7 +185,7 @@ class _DecoderGraph:
         return self._op("Add", [product, self._tape.initializer(bias)], name=name + ".bias")
 
     def _int4(self, x: ir.Value, matrix: PackedMatrix, name: str) -> ir.Value:
-        attributes = {"K": matrix.inputs, "N": matrix.outputs, "bits": 4, "block_size": BLOCK_SIZE}
+        attributes = {"K": matrix.inputs, "N": matrix.outputs, "bits": 4, "block_size": matrix.block_size}
         if self._device == "cpu":
             attributes["accuracy_level"] = _INT8_ACCUMULATION
         stored = [self._tape.initializer(matrix.tensors[part]) for part in _BLOCK_PARTS if part in matrix.tensors]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_spec.export.decoder import DecoderLayer
-from edge_spec.export.quantize import BLOCK_SIZE, quantize_blocks, quantize_blocks_with_zero_points, quantize_channels
+from edge_spec.export.quantize import quantize_blocks, quantize_blocks_with_zero_points, quantize_channels
 from edge_spec.export.recipe import Device, EmbeddingFormat, MatrixFormat, Recipe
 from edge_spec.export.weights import WeightFile
 
@@ -22,6 +22,9 @@ Parts = dict[str, npt.NDArray[Any]]
 # Rows quantized at a time: bounds the float32 temporaries of a 150k-row vocabulary matrix.
 _ROWS_AT_ONCE = 4096
 
+# One row of the embedding is read for a token, so its scales cost no time.
+_INT8_BLOCK_SIZE = 32
+
 _FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16}
 
 
@@ -31,20 +34,23 @@ class PackedMatrix:
 
     Attributes:
         tensors: ``weight``, for the quantized formats also ``scale``, and for int4 perhaps ``zero_point``.
+        block_size: inputs that share a scale, where the format has blocks.
     """
 
     format: MatrixFormat
     inputs: int
     outputs: int
     tensors: Mapping[str, ir.TensorProtocol]
+    block_size: int
 
 
 @dataclass(frozen=True)
 class PackedEmbedding:
-    """The token embedding as stored, one token per row; tensors as in :class:`PackedMatrix`."""
+    """The token embedding as stored, one token per row; tensors and blocks as in :class:`PackedMatrix`."""
 
     format: EmbeddingFormat
     tensors: Mapping[str, ir.TensorProtocol]
+    block_size: int
 
 
 @dataclass(frozen=True)
@@ -131,17 +137,18 @@ class Packer:
         """Store the embedding [vocab, hidden]; where lm_head is tied and holds the same blocks, share its bytes."""
         storage = self._recipe.embedding
         vocab_size, hidden_size = shape
-        if tied_lm_head is not None and storage == tied_lm_head.format == "int4" and hidden_size % BLOCK_SIZE == 0:
+        block_size = self._recipe.block_size if storage == "int4" else _INT8_BLOCK_SIZE
+        if tied_lm_head is not None and storage == tied_lm_head.format == "int4" and hidden_size % block_size == 0:
             weight = tied_lm_head.tensors["weight"]
             assert isinstance(weight, ir.ExternalTensor)  # everything packed lies in the weight file
             flat = self._weights.alias(weight, "embedding.weight", (vocab_size, hidden_size // 2))
-            return PackedEmbedding(storage, {**tied_lm_head.tensors, "weight": flat})
+            return PackedEmbedding(storage, {**tied_lm_head.tensors, "weight": flat}, block_size)
 
         def quantize(rows: Float32Array) -> Parts:
             if storage in ("fp32", "fp16"):
                 return {"weight": rows.astype(_FLOAT_TYPES[storage])}
             if storage == "int8":
-                return dict(zip(("weight", "scale"), quantize_blocks(rows, 8), strict=True))
+                return dict(zip(("weight", "scale"), quantize_blocks(rows, 8, block_size), strict=True))
             return self._int4(rows)
 
         parts = _concatenate([quantize(rows) for rows in _row_blocks(vocab_size, read_rows)], axis=0)
@@ -149,7 +156,7 @@ class Packer:
             # Rows are looked up whole, so the padding of the last block must go.
             row_bytes = hidden_size if storage == "int8" else hidden_size // 2
             parts["weight"] = parts["weight"].reshape(vocab_size, -1)[:, :row_bytes]
-        return PackedEmbedding(storage, self._append("embedding", parts))
+        return PackedEmbedding(storage, self._append("embedding", parts), block_size)
 
     def _matrix(self, name: str, shape: tuple[int, ...], read_rows: ReadRows, storage: MatrixFormat) -> PackedMatrix:
         outputs, inputs = shape
@@ -164,12 +171,14 @@ class Packer:
         # Weights multiply from the right, so that outputs are columns; int4 kernels want them as rows.
         axis = 0 if storage == "int4" else -1
         parts = _concatenate([quantize(rows) for rows in _row_blocks(outputs, read_rows)], axis)
-        return PackedMatrix(storage, inputs, outputs, self._append(name, parts))
+        return PackedMatrix(storage, inputs, outputs, self._append(name, parts), self._recipe.block_size)
 
     def _int4(self, rows: Float32Array) -> Parts:
+        block_size = self._recipe.block_size
         if self._zero_points:
-            return dict(zip(("weight", "scale", "zero_point"), quantize_blocks_with_zero_points(rows), strict=True))
-        return dict(zip(("weight", "scale"), quantize_blocks(rows, 4), strict=True))
+            parts = quantize_blocks_with_zero_points(rows, block_size)
+            return dict(zip(("weight", "scale", "zero_point"), parts, strict=True))
+        return dict(zip(("weight", "scale"), quantize_blocks(rows, 4, block_size), strict=True))
 
     def _append(self, name: str, parts: Parts) -> dict[str, ir.TensorProtocol]:
         """Write the parts of a matrix; scales are in the compute type."""

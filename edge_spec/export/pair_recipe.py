@@ -11,7 +11,7 @@
 
     [draft] # optional
     source = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
-    recipe = "int4"
+    recipe = "int4-128"
 
 A source is a hub id or a path, which is looked for beside the file first. Without a ``recipe``, a model gets its
 device's default.

@@ -53,7 +53,7 @@ def require_quality(quality: QualityRecord, recipe: Recipe, source: str) -> None
         raise QualityError(
             f"{source} exported with recipe {recipe.name!r} strays too far from float32: mean KL {quality.mean_kl:.4g} "
             f"nats (allowed {recipe.max_mean_kl:g}), top-1 agreement {quality.top1_agreement:.1%} over "
-            f"{quality.tokens} tokens. Use a finer recipe (int4 < w8a8 < fp16 < fp32); nothing was written."
+            f"{quality.tokens} tokens. Use a finer recipe (int4-128 < int4 < w8a8 < fp16 < fp32); nothing was written."
         )
 
 

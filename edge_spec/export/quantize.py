@@ -10,8 +10,6 @@ import numpy.typing as npt
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
 
-BLOCK_SIZE = 32
-
 _SMALLEST = np.finfo(np.float32).tiny
 
 
@@ -35,8 +33,8 @@ def quantize_channels(
     return np.ascontiguousarray(integers.astype(dtype).T), scale.astype(np.float32)
 
 
-def quantize_blocks(weight: Float32Array, bits: Literal[4, 8]) -> tuple[UInt8Array, Float32Array]:
-    """Quantize a matrix symmetrically in blocks of 32 along the input, around the middle of the unsigned range.
+def quantize_blocks(weight: Float32Array, bits: Literal[4, 8], block_size: int) -> tuple[UInt8Array, Float32Array]:
+    """Quantize a matrix symmetrically in blocks along the input, around the middle of the unsigned range.
 
     The value of largest magnitude in a block lands on the bottom of the range, which has one step more than
     the top.
@@ -44,11 +42,12 @@ def quantize_blocks(weight: Float32Array, bits: Literal[4, 8]) -> tuple[UInt8Arr
     Args:
         weight: float32 [out, in].
         bits: 4 or 8.
+        block_size: inputs that share a scale; the last block is padded with zeros.
 
     Returns:
-        uint8 [out, blocks, 32 * bits / 8], packed as by :func:`pack_nibbles`, and float32 scales [out, blocks].
+        uint8 [out, blocks, block_size * bits / 8], packed as by :func:`pack_nibbles`, and float32 scales [out, blocks].
     """
-    grouped = _blocks(weight)
+    grouped = _blocks(weight, block_size)
     middle = 1 << (bits - 1)
     highest, lowest = grouped.max(axis=2), grouped.min(axis=2)
     extreme = np.where(highest > -lowest, highest, lowest)
@@ -57,19 +56,22 @@ def quantize_blocks(weight: Float32Array, bits: Literal[4, 8]) -> tuple[UInt8Arr
     return (pack_nibbles(integers) if bits == 4 else integers), scale
 
 
-def quantize_blocks_with_zero_points(weight: Float32Array) -> tuple[UInt8Array, Float32Array, UInt8Array]:
-    """Quantize a matrix to 4 bits in blocks of 32 along the input, each block with a scale and a zero point.
+def quantize_blocks_with_zero_points(
+    weight: Float32Array, block_size: int
+) -> tuple[UInt8Array, Float32Array, UInt8Array]:
+    """Quantize a matrix to 4 bits in blocks along the input, each block with a scale and a zero point.
 
     The grid of a block spans its values and zero, which itself is on the grid.
 
     Args:
         weight: float32 [out, in].
+        block_size: inputs that share a scale; the last block is padded with zeros.
 
     Returns:
-        uint8 [out, blocks, 16], float32 scales [out, blocks], uint8 zero points [out, ceil(blocks / 2)]; nibbles
-        packed as by :func:`pack_nibbles`.
+        uint8 [out, blocks, block_size / 2], float32 scales [out, blocks], uint8 zero points [out, ceil(blocks / 2)];
+        nibbles packed as by :func:`pack_nibbles`.
     """
-    grouped = _blocks(weight)
+    grouped = _blocks(weight, block_size)
     highest, lowest = np.maximum(grouped.max(axis=2), 0), np.minimum(grouped.min(axis=2), 0)
     scale = _without_subnormals(highest / np.float32(15) - lowest / np.float32(15))
     zero_point = np.rint(np.divide(-lowest, scale, out=np.zeros_like(scale), where=scale != 0))
@@ -85,12 +87,12 @@ def pack_nibbles(values: UInt8Array) -> UInt8Array:
     return np.bitwise_or(values[..., 0::2], np.left_shift(values[..., 1::2], np.uint8(4)))
 
 
-def _blocks(weight: Float32Array) -> Float32Array:
-    """View a matrix [out, in] as [out, blocks, 32], padding the input with zeros to whole blocks."""
+def _blocks(weight: Float32Array, block_size: int) -> Float32Array:
+    """View a matrix [out, in] as [out, blocks, block_size], padding the input with zeros to whole blocks."""
     rows, columns = weight.shape
-    if columns % BLOCK_SIZE:
-        weight = np.pad(weight, ((0, 0), (0, BLOCK_SIZE - columns % BLOCK_SIZE)))
-    return weight.reshape(rows, -1, BLOCK_SIZE)
+    if columns % block_size:
+        weight = np.pad(weight, ((0, 0), (0, block_size - columns % block_size)))
+    return weight.reshape(rows, -1, block_size)
 
 
 def _without_subnormals(scale: Float32Array) -> Float32Array:

@@ -12,6 +12,9 @@ Device = Literal["cpu", "cuda"]
 MatrixFormat = Literal["fp32", "fp16", "w8a8", "int4"]
 EmbeddingFormat = Literal["fp32", "fp16", "int8", "int4"]
 
+# What the int4 kernels of ONNX Runtime take.
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
 # The layer classes of a model, and what each can be stored as.
 FORMATS: dict[str, tuple[str, ...]] = {
     "embedding": get_args(EmbeddingFormat),
@@ -25,10 +28,11 @@ class Recipe:
 
     Attributes:
         name: what the user asked for.
-        embedding: ``int8`` and ``int4`` are in blocks of 32 along a row.
+        embedding: ``int8`` is in blocks of 32 along a row, ``int4`` in blocks of ``block_size``.
         attention, mlp_up, mlp_down, lm_head: ``w8a8`` is 8 bits per output channel times uint8 per row, ``int4`` is
-            in blocks of 32 along the input.
+            in blocks of ``block_size`` along the input.
         max_mean_kl: mean KL divergence to the float32 reference, in nats, beyond which an export is refused.
+        block_size: int4 weights that share a scale, one of :data:`BLOCK_SIZES`.
     """
 
     name: str
@@ -38,15 +42,17 @@ class Recipe:
     mlp_down: MatrixFormat
     lm_head: MatrixFormat
     max_mean_kl: float
+    block_size: int = 32
 
     @property
     def formats(self) -> dict[str, str]:
         """The formats by layer class."""
         return {layer_class: getattr(self, layer_class) for layer_class in FORMATS}
 
-    def to_dict(self) -> dict[str, str]:
-        """Return the name and the formats by layer class, as written to the manifest."""
-        return {"name": self.name, **self.formats}
+    def to_dict(self) -> dict[str, str | int]:
+        """Return the name, the formats by layer class and the size of int4 blocks, as written to the manifest."""
+        blocks = {"block_size": self.block_size} if "int4" in self.formats.values() else {}
+        return {"name": self.name, **self.formats, **blocks}
 
 
 RECIPES = {
@@ -56,12 +62,16 @@ RECIPES = {
         Recipe("fp16", "fp16", "fp16", "fp16", "fp16", "fp16", max_mean_kl=1e-2),
         Recipe("w8a8", "int8", "w8a8", "w8a8", "w8a8", "w8a8", max_mean_kl=0.2),
         Recipe("int4", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.5),
+        Recipe("int4-128", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.5, block_size=128),
     )
 }
 
-# On CPU the target verifies several rows at once, where w8a8 is nearly free; the draft runs single rows.
-DEFAULT_RECIPES: dict[Device, tuple[str, str]] = {"cpu": ("w8a8", "int4"), "cuda": ("int4", "int4")}
+# On CPU the target verifies several rows at once, where w8a8 is nearly free; the draft runs single rows, for which
+# fewer scales are less to read.
+DEFAULT_RECIPES: dict[Device, tuple[str, str]] = {"cpu": ("w8a8", "int4-128"), "cuda": ("int4", "int4")}
 
+# CUDA's kernel for several rows takes blocks of one size.
+_CUDA_BLOCK_SIZE = 32
 _NOT_ON_CUDA = {"w8a8": "has no w8a8 kernel", "fp32": "computes attention in float16"}
 
 
@@ -71,12 +81,23 @@ def find_recipe(recipe: str | Recipe, device: Device) -> Recipe:
         if recipe not in RECIPES:
             raise EdgeSpecError(f"Unknown recipe {recipe!r}; expected one of {', '.join(RECIPES)}.")
         recipe = RECIPES[recipe]
+    if recipe.block_size not in BLOCK_SIZES:
+        expected = ", ".join(map(str, BLOCK_SIZES))
+        raise EdgeSpecError(
+            f"Recipe {recipe.name!r} has int4 blocks of {recipe.block_size!r}; expected one of {expected}."
+        )
     if device == "cuda":
         for layer_class, stored in recipe.formats.items():
             if stored in _NOT_ON_CUDA:
                 raise EdgeSpecError(
                     f"Recipe {recipe.name!r} does not run on CUDA, which {_NOT_ON_CUDA[stored]}, but it stores "
                     f"{layer_class} as {stored}; use int4 or fp16."
+                )
+            if stored == "int4" and recipe.block_size != _CUDA_BLOCK_SIZE:
+                raise EdgeSpecError(
+                    f"Recipe {recipe.name!r} does not run on CUDA, whose int4 kernel for several rows takes blocks of "
+                    f"{_CUDA_BLOCK_SIZE}, but it stores {layer_class} in blocks of {recipe.block_size}; use int4 or "
+                    "fp16."
                 )
     return recipe
 

@@ -24,8 +24,8 @@ _LONGEST_CHAIN = 16
 # Over how many tokens the cost of reading what the draft has missed is spread, and how many of them a round brings.
 _HORIZON = 512
 _TOKENS_A_ROUND = 3
-# What an accepted token on a branch is worth where branches are deferred: it comes again in the next round, where another
-# might have been accepted in its place, but it need not be drafted.
+# What an accepted token on a branch is worth where branches are deferred: it comes again in the next round, where
+# another might have been accepted in its place, but it need not be drafted.
 _DEFERRED_WORTH = 0.5
 # Rounds between two questions to free drafters that have not been worth their time.
 _PARKED_ROUNDS = 8

@@ -115,9 +115,7 @@ class DrafterPool:
                 drafter = CompositeDrafter([*([] if model is None else [model]), *free], self.acceptance)
             return FixedDraft(drafter, max_draft, branches and max_draft <= widest)
         most = widest if max_draft is None else min(max_draft, widest)
-        return Controller(
-            self._costs, self.acceptance, self._goodput, free, model, most, branches, defer, self._clock
-        )
+        return Controller(self._costs, self.acceptance, self._goodput, free, model, most, branches, defer, self._clock)
 
     def _all(self) -> tuple[Drafter, ...]:
         return (*self._free, *([] if self._model is None else [self._model]), *self._others)

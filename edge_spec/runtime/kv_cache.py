@@ -79,7 +79,9 @@ class KVCache:
             RequestError: a slot holds no token, or the buffers are not in CPU memory.
         """
         if list(slots) != sorted({*slots}) or (slots and not length <= slots[0] <= slots[-1] < self.length):
-            raise RequestError(f"Cannot keep slots {list(slots)} behind {length} tokens; the cache holds {self.length}.")
+            raise RequestError(
+                f"Cannot keep slots {list(slots)} behind {length} tokens; the cache holds {self.length}."
+            )
         if self._device != "cpu":
             raise RequestError("Branches are committed on CPU only; load with exactness='bitwise'.")
         stop = length + len(slots)

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 Law: TypeAlias = NDArray[np.floating[Any]]
 
-# What speaks for a draft token: the name of its drafter, then what the drafter saw, such as the length of a match. Draft
-# tokens with the same evidence are expected to be accepted equally often. All of it is hashable.
+# What speaks for a draft token: the name of its drafter, then what the drafter saw, such as the length of a match.
+# Draft tokens with the same evidence are expected to be accepted equally often. All of it is hashable.
 Evidence: TypeAlias = tuple[str | int, ...]
 UNKNOWN: Evidence = ("draft",)  # where a drafter does not say
 DEFERRED: Evidence = ("deferred",)  # of tokens that a branch of the round before has told
-
 
 
 def deferred_evidence(depth: int) -> Evidence:
@@ -117,7 +116,9 @@ class Proposal:
     def after(self, tokens: Sequence[int]) -> Proposal:
         """The same behind a chain of tokens that a branch of the round before has told."""
         count = len(tokens)
-        shifted = None if self.parents is None else (*range(-1, count - 1), *(parent + count for parent in self.parents))
+        shifted = (
+            None if self.parents is None else (*range(-1, count - 1), *(parent + count for parent in self.parents))
+        )
         evidence = self.evidence or (UNKNOWN,) * len(self.tokens)
         return Proposal(
             (*tokens, *self.tokens),

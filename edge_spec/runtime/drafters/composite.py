@@ -42,7 +42,8 @@ class CompositeDrafter:
 
         Args:
             candidates: what to add to.
-            context, prefix: what to continue.
+            context: the text so far.
+            prefix: what to continue behind it.
             budget: what every drafter may propose, and once more behind the chain of the one before it.
             at: the path in ``candidates`` that belongs to ``prefix``.
         """

@@ -145,7 +145,7 @@ class ModelDrafter:
 
     def _forward(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         past, started = self._model.cache.length, self._clock()
-        logits = self._model.forward(tokens, (len(tokens) - 1,))[0]
+        logits: NDArray[np.float32] = self._model.forward(tokens, (len(tokens) - 1,))[0]
         self._cached.extend(tokens)
         self._on_call(len(tokens), past, self._clock() - started)
         return logits

@@ -1,0 +1,173 @@
+"""``edge-spec run``: streams the answer to a prompt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_spec.cli.command import add_command, add_machine_options, given
+from edge_spec.cli.measuring import measuring
+from edge_spec.errors import RequestError
+
+if TYPE_CHECKING:
+    from edge_spec.runtime.completion import Completion
+
+# What the engine calls the options of a request.
+_REQUEST = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "banned_token_ids",
+    "logprobs",
+    "speculation",
+    "max_draft",
+    "verification",
+    "tree",
+)
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "run",
+        "generate text with a bundle",
+        "Stream the answer to a prompt. The text goes to stdout, statistics go to stderr. The prompt is put into the "
+        "model's chat template when the bundle has one. Speculation changes how fast the text comes, not what the "
+        "model says: the same text at temperature 0, the same text for the same seed above.",
+        "edge-spec run coder.pair 'Write a function that reverses a linked list.' --max-new-tokens 200",
+        "git diff | edge-spec run coder.pair - --system 'Write a commit message for this diff.'",
+        "edge-spec run coder.pair 'def fibonacci(n):' --raw --temperature 0.7 --seed 1 --json --logprobs 3",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to answer, or - to read it from stdin")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message of the chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming the text")
+
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="stop after so many tokens (256)")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token (0)")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens; 0: all (0)")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of mass P (1)")
+    sampling.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest's (0)")
+    sampling.add_argument("--seed", type=int, metavar="S", help="same seed, same text, drafted or not (random)")
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; can be repeated")
+
+    sampling.add_argument(
+        "--repetition-penalty", type=float, metavar="R", help="above 1: tokens of prompt and answer get less likely (1)"
+    )
+    sampling.add_argument(
+        "--presence-penalty", type=float, metavar="P", help="lower the logits of the answer's tokens by P (0)"
+    )
+    sampling.add_argument("--frequency-penalty", type=float, metavar="P", help="by P for each time they occur (0)")
+    sampling.add_argument(
+        "--ban-token",
+        type=int,
+        action="append",
+        dest="banned_token_ids",
+        metavar="ID",
+        help="never emit this token; can be repeated",
+    )
+    sampling.add_argument(
+        "--logprobs", type=int, metavar="N", help="report log-probabilities, and the N likeliest tokens; needs --json"
+    )
+
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument(
+        "--speculation",
+        metavar="auto|off|NAME",
+        help="who drafts: suffix, recycling, lookup, model or composite (auto: whoever is worth its time)",
+    )
+    speculation.add_argument(
+        "--max-draft",
+        type=int,
+        metavar="N",
+        help="most tokens drafted per target call, with a NAME whatever they cost (as many as pay)",
+    )
+    speculation.add_argument(
+        "--no-tree",
+        dest="tree",
+        action="store_const",
+        const=False,
+        help="draft one continuation at a time, without alternatives",
+    )
+    speculation.add_argument(
+        "--verification",
+        metavar="coupled|token|block|traversal",
+        help="which drafted tokens are kept (coupled); with the others, sampled text follows the same distribution, "
+        "but depends on who drafts",
+    )
+
+    machine = add_machine_options(parser)
+    machine.add_argument(
+        "--exactness",
+        metavar="bitwise|distribution",
+        help="bitwise: drafting changes no bit, or loading fails; distribution: do not measure (what holds by itself)",
+    )
+    parser.set_defaults(command=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import edge_spec
+    from edge_spec.bundle import CHAT_TEMPLATE
+
+    if arguments.logprobs is not None and not arguments.json:
+        raise RequestError("--logprobs needs --json, which prints them with the text.")
+    prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
+    options = given(arguments, "device", "threads", "context", "exactness")
+    with measuring() as progress:
+        engine = edge_spec.load(arguments.bundle, **options, progress=progress)
+    with engine:
+        has_template = CHAT_TEMPLATE in engine.manifest.files
+        if arguments.system is not None and (arguments.raw or not has_template):
+            why = "--raw leaves it out" if has_template else "this bundle has none"
+            raise RequestError(f"--system needs the chat template, but {why}. Put the text into the prompt instead.")
+        if has_template and not arguments.raw:
+            system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
+            prompt = [*system, {"role": "user", "content": prompt}]
+        level = engine.exactness
+        completion = None
+        for chunk in engine.stream(prompt, **given(arguments, *_REQUEST)):
+            completion = chunk.completion
+            if not arguments.json:
+                print(chunk.text, end="", flush=True)
+    assert completion is not None
+    if arguments.json:
+        print(json.dumps({**completion.to_dict(), "exactness": level}, ensure_ascii=False))
+    else:
+        print()
+        print(_statistics_text(completion), file=sys.stderr)
+    return 0
+
+
+def _statistics_text(completion: Completion) -> str:
+    counts = completion.statistics
+    lines = [
+        f"{counts.new_tokens} tokens at {counts.tokens_per_second:.1f} tokens/s, the first after "
+        f"{counts.ttft_seconds:.2f} s for a prompt of {counts.prompt_tokens}; ended by {completion.finish_reason}"
+        + (f"; seed {counts.seed}" if counts.seed is not None else "")
+    ]
+    if counts.drafted:
+        lines.append(
+            f"mean accepted length {counts.mean_accepted_length:.2f} over {counts.rounds} target calls; "
+            f"{counts.accepted} of {counts.drafted} drafted tokens accepted ({counts.acceptance_rate:.0%})"
+        )
+        if counts.accepted:
+            drafters = sorted(counts.accepted_by_drafter.items(), key=lambda item: -item[1])
+            lines.append(f"accepted: {', '.join(f'{name} {tokens}' for name, tokens in drafters)}")
+        lines.append(
+            f"time: drafting {counts.draft_seconds:.2f} s, verifying {counts.verify_seconds:.2f} s, "
+            f"overhead {counts.overhead_seconds:.2f} s"
+        )
+    return "\n".join(lines)
