@@ -11,32 +11,42 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_spec.errors import EdgeSpecError, LogitsError
     from edge_spec.runtime.completion import Chunk, Completion
+    from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
     from edge_spec.runtime.engine import Engine, load
     from edge_spec.runtime.logits_processors import LogitsProcessor
     from edge_spec.runtime.logprobs import TokenLogprobs
+    from edge_spec.runtime.proposal import Proposal
     from edge_spec.runtime.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "Chunk",
     "Completion",
+    "Drafter",
     "EdgeSpecError",
     "Engine",
     "LogitsError",
     "LogitsProcessor",
+    "Outcome",
+    "Proposal",
     "SamplingParams",
     "TokenLogprobs",
     "load",
 ]
 
 _HOMES = {
+    "Budget": "edge_spec.runtime.drafters.protocol",
     "Chunk": "edge_spec.runtime.completion",
     "Completion": "edge_spec.runtime.completion",
+    "Drafter": "edge_spec.runtime.drafters.protocol",
     "EdgeSpecError": "edge_spec.errors",
     "Engine": "edge_spec.runtime.engine",
     "LogitsError": "edge_spec.errors",
     "LogitsProcessor": "edge_spec.runtime.logits_processors",
+    "Outcome": "edge_spec.runtime.drafters.protocol",
+    "Proposal": "edge_spec.runtime.proposal",
     "SamplingParams": "edge_spec.runtime.sampling_params",
     "TokenLogprobs": "edge_spec.runtime.logprobs",
     "load": "edge_spec.runtime.engine",
