@@ -66,7 +66,12 @@ def test_a_run_writes_records_tables_and_plots(
 ) -> None:
     bundle = tiny_bundle(recipe="w8a8", draft="close", chat_template=CHAT_TEMPLATE)
     output = tmp_path / "new" / "report"
-    assert bench(bundle, "--prompts", prompts, "--modes", "model", "--exactness", "bitwise", "--output", output) == 0
+    assert (
+        bench(
+            bundle, "--prompts", prompts, "--modes", "model:max_draft=4", "--exactness", "bitwise", "--output", output
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "3 of 3" in text and "question answering" in text and str(output) in text
 
@@ -75,15 +80,15 @@ def test_a_run_writes_records_tables_and_plots(
     assert report["command_line"].startswith("edge-spec bench ")
     assert report["machine"]["onnxruntime"] and report["peak_memory_bytes"] > 1 << 20
     assert report["bundle"]["digest"] == json.loads((bundle / "manifest.json").read_text())["digest"]
-    assert [mode["name"] for mode in report["modes"]] == ["off", "model"]
+    assert [mode["name"] for mode in report["modes"]] == ["off", "model:max_draft=4"]
     assert len(report["answers"]) == report["planned"] == 6
     assert {answer["place"] for answer in report["answers"] if answer["mode"] == "off"} == {0, 1}
     for answer in report["answers"]:
         assert answer["identical"]
         assert answer["wall_seconds"] >= answer["statistics"]["total_seconds"] > 0
         assert answer["statistics"]["new_tokens"] <= 12
-    assert report["summary"]["overall"]["model"]["decode_speedup"]["ratio"] > 0
-    assert report["summary"]["overall"]["model"]["mean_accepted_length"] > 1
+    assert report["summary"]["overall"]["model:max_draft=4"]["decode_speedup"]["ratio"] > 0
+    assert report["summary"]["overall"]["model:max_draft=4"]["mean_accepted_length"] > 1
     assert set(report["summary"]["categories"]) == {"question answering", "retrieval-augmented generation"}
 
     markdown = (output / "report.md").read_text("utf-8")

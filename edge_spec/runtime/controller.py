@@ -21,8 +21,9 @@ from edge_spec.runtime.speculation import Timing
 _CANDIDATES = 12
 # The longest chain the draft model is asked for.
 _LONGEST_CHAIN = 16
-# Over how many tokens the cost of reading what the draft has missed is spread, and how many of them a round brings.
-_HORIZON = 512
+# Over how many tokens the cost of reading what the draft has missed is spread, at least, and how many a round brings. A
+# text is expected to go on for as long as it has already.
+_SHORTEST_HORIZON = 32
 _TOKENS_A_ROUND = 3
 # What an accepted token on a branch is worth where branches are deferred: it comes again in the next round, where
 # another might have been accepted in its place, but it need not be drafted.
@@ -155,7 +156,8 @@ class Controller:
         surely = sum(prod(chances[: depth + 1]) for depth in range(len(chances))) - self._row_cost(past)(len(guess))
         unread = model.unread(context, guess)
         catching_up = self._costs.draft(past, unread) - self._costs.draft(past, 1)
-        rounds = max(1.0, min(self._room, _HORIZON) / _TOKENS_A_ROUND)
+        written = len(context.tokens) - context.history.prompt_length
+        rounds = max(1.0, min(self._room, max(_SHORTEST_HORIZON, written)) / _TOKENS_A_ROUND)
         outlook = self._outlook(chance, usual_evidence(context), 1 + len(guess), past, most)
         if surely + outlook - rate * catching_up / rounds > gain:
             return most

@@ -6,30 +6,29 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from edge_spec.bundle import Bundle, Manifest, ModelRecord, open_bundle
-from edge_spec.errors import BundleError, RequestError
-from edge_spec.onnx_runtime import import_onnxruntime
-from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
-from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
+from edge_spec.bundle import TOKENIZER, Bundle, Manifest, open_bundle
+from edge_spec.errors import RequestError
+from edge_spec.runtime.calibration import Calibration, Progress
 from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
-from edge_spec.runtime.exactness import Exactness, load_at_level
+from edge_spec.runtime.exactness import Exactness
+from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsPipeline, LogitsProcessor
 from edge_spec.runtime.logprobs import TokenLogprobs
 from edge_spec.runtime.loop import Round, decode, prefill
-from edge_spec.runtime.model import Model
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
@@ -37,7 +36,6 @@ from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.speculation import Speculation
 from edge_spec.runtime.statistics import Statistics
-from edge_spec.runtime.tokenizer import TextTokenizer
 from edge_spec.runtime.verification import RULES, Rule
 
 if TYPE_CHECKING:
@@ -58,6 +56,7 @@ def load(
     exactness: Exactness | None = None,
     calibration: Calibration | Literal["fresh"] | None = None,
     progress: Progress | None = None,
+    ngram_table: str | os.PathLike[str] | None = None,
 ) -> Engine:
     """Load a pair bundle.
 
@@ -72,6 +71,8 @@ def load(
         calibration: what calls cost here; by default measured at the first load, which takes seconds, and remembered.
             ``"fresh"`` measures even what was measured before.
         progress: told what is being measured, and which share of it is done.
+        ngram_table: a file written by :meth:`Engine.save_ngram_table`, from which drafting knows what was said before;
+            need not exist.
 
     Raises:
         BundleError: the bundle is missing, damaged, newer than this reader, or made for another processor.
@@ -79,7 +80,7 @@ def load(
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range.
     """
-    return Engine(open_bundle(path), device, context, threads, exactness, calibration, progress)
+    return Engine(open_bundle(path), device, context, threads, exactness, calibration, progress, ngram_table)
 
 
 class Engine:
@@ -102,6 +103,7 @@ class Engine:
         exactness: Exactness | None,
         calibration: Calibration | Literal["fresh"] | None = None,
         progress: Progress | None = None,
+        ngram_table: str | os.PathLike[str] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Load both models; see :func:`load`."""
@@ -110,49 +112,28 @@ class Engine:
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else _checked_count("context", context, 2)
         if self.context > limit:
             raise RequestError(f"context is {context}, expected at most {limit}, the limit of this bundle's target.")
-        if threads is not None and _checked_count("threads", threads, 1) > MOST_THREADS:
-            raise RequestError(f"threads is {threads}, expected at most {MOST_THREADS}; one per physical core is best.")
+        if threads is not None:
+            threads = _checked_count("threads", threads, 1)
+            if threads > MOST_THREADS:
+                raise RequestError(
+                    f"threads is {threads}, expected at most {MOST_THREADS}; one per physical core is best."
+                )
         if exactness not in (None, *get_args(Exactness)):
             raise RequestError(f"exactness is {exactness!r}, expected 'bitwise', 'distribution' or None.")
         if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
             raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
-        _require_exact_integers(bundle)
-
-        def model(record: ModelRecord, exact_rows: bool, fixed_rows: int | None = None) -> Model:
-            # The rotary table ends one row behind the context, and padding rows need their place in it.
-            longest = record.architecture.context_length + 1 - (fixed_rows or 1)
-            return Model(bundle, record, providers, min(self.context, longest), exact_rows, threads, fixed_rows)
-
-        def target(fixed_rows: int | None) -> Model:
-            return model(self.manifest.target, exact_rows=True, fixed_rows=fixed_rows)
-
-        self._target, self.exactness = load_at_level(target, exactness, self.manifest.vocab_size)
+        pair = load_pair(bundle, providers, self.context, threads, exactness, calibration, progress)
+        self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration
         self.context = self._target.context
-        self._tokenizer = TextTokenizer(bundle.tokenizer_path)
+        self._tokenizer = pair.tokenizer
         self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
-        draft = None if self.manifest.draft is None else model(self.manifest.draft, exact_rows=False)
-        if isinstance(calibration, Calibration):
-            self.calibration = calibration
-        else:
-            key = {
-                "bundle": self.manifest.to_json()["digest"],
-                "machine": machine(),
-                "provider": providers[0],
-                "threads": None if threads is None else int(threads),
-                "context": int(self.context),
-                "fixed_rows": self._target.fixed_rows,
-                "onnxruntime": import_onnxruntime().__version__,
-            }
-            text = self._tokenizer.encode(TEXT)
-            self.calibration = load_or_calibrate(
-                key, lambda: calibrate(self._target, draft, text, progress), default_folder(), calibration == "fresh"
-            )
-        drafter = None
-        if draft is not None:
-            drafter = ModelDrafter(draft, on_call=self.calibration.costs.observe_draft, clock=clock)
-        free, others = (SuffixDrafter(), RecyclingDrafter()), (LookupDrafter(),)
-        self._drafters = DrafterPool(self.calibration, free, others, drafter, clock)
+        self._ngrams = _open_ngrams(ngram_table, self.manifest)
+        free = (SuffixDrafter(self._ngrams), RecyclingDrafter())
+        model = None
+        if pair.draft is not None:
+            model = ModelDrafter(pair.draft, on_call=self.calibration.costs.observe_draft, clock=clock)
+        self._drafters = DrafterPool(self.calibration, free, (LookupDrafter(),), model, clock)
         self._clock = clock
         self._serving: Context | None = None
         self._closed = False
@@ -169,6 +150,17 @@ class Engine:
             RequestError: it is no drafter, or its name is taken.
         """
         self._drafters.add(drafter)
+
+    def save_ngram_table(self, path: str | os.PathLike[str]) -> None:
+        """Write what drafting has learned from generated texts, and so pieces of them, to a file for :func:`load`.
+
+        Raises:
+            RequestError: the engine is generating, or closed.
+            OSError: the file cannot be written; an older one is then still there.
+        """
+        self._require_idle()
+        self._drafters.rollback(0)  # makes the last text known
+        self._ngrams.save(Path(path))
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
         """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
@@ -397,14 +389,9 @@ def _last(chunks: Iterator[Chunk]) -> Completion:
     return completion
 
 
-def _require_exact_integers(bundle: Bundle) -> None:
-    """Refuse int8 weights on a processor that would saturate their products."""
-    manifest = bundle.manifest
-    models = [record for record in (manifest.target, manifest.draft) if record is not None]
-    if manifest.device != "cpu" or all(record.integer_weights != "int8" for record in models):
-        return
-    if integer_products_saturate():
-        raise BundleError(
-            f"{bundle.path} holds int8 weights, whose products overflow on this processor (x86 without VNNI). "
-            "Export it again on this machine, which stores them in a form that is exact here."
-        )
+def _open_ngrams(path: str | os.PathLike[str] | None, manifest: Manifest) -> NgramTable:
+    """The saved table, if there is one; a table is of use with one tokenizer only."""
+    tokenizer = manifest.files[TOKENIZER].sha256
+    if path is not None and Path(path).exists():
+        return NgramTable.load(Path(path), tokenizer, manifest.vocab_size)
+    return NgramTable(tokenizer, manifest.vocab_size)
