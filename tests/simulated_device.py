@@ -18,7 +18,7 @@ from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.costs import CallCosts, Costs
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
-from edge_spec.runtime.goodput import Goodput
+from edge_spec.runtime.goodput import ProbingCredit
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.speculation import Timing
@@ -72,12 +72,14 @@ class SimulatedDraft:
     device: Device
     text: Text
     name: str = "model"
-    default_budget: int = 4
     memory_bytes: int = 0
     read: int = 0
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
-        return max(1, min(len(context.tokens) + len(prefix) - self.read, 64))
+        return max(1, min(len(context.tokens) + len(prefix) - self.read, 32))
+
+    def cached(self, context: Context, prefix: Sequence[int] = ()) -> int:
+        return len(context.tokens) + len(prefix)
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         start = len(context.tokens) + len(prefix)
@@ -105,7 +107,6 @@ class FreeDraft:
     right: np.ndarray
     length: int = 8
     name: str = "free"
-    default_budget: int = 4
     memory_bytes: int = 0
     asked: int = field(default=0)
 
@@ -147,7 +148,7 @@ def controlled_speed(
     controller = Controller(
         costs,
         acceptance,
-        Goodput(1.0 / costs.verify(1, 0)),
+        ProbingCredit(),
         free,
         SimulatedDraft(device, text) if with_model else None,  # type: ignore[arg-type]
         clock=lambda: device.now,

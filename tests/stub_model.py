@@ -88,7 +88,6 @@ class StubDrafter:
     """Proposes what a function of the text and the budget says: a chain of determined tokens, or a proposal."""
 
     name = "stub"
-    default_budget = 4
     memory_bytes = 0
 
     def __init__(self, propose: Callable[[Sequence[int], int], Sequence[int] | Proposal]) -> None:
@@ -111,7 +110,7 @@ class Pausing:
     """A drafter that proposes nothing, or less than it is asked for, whenever a function says so."""
 
     def __init__(self, drafter: Drafter, cap: Callable[[], int]) -> None:
-        self.name, self.default_budget = drafter.name, drafter.default_budget
+        self.name = drafter.name
         self.rollback, self.observe = drafter.rollback, drafter.observe
         self._drafter = drafter
         self._cap = cap

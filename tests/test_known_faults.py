@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,27 @@ def test_broken_logits_name_the_step(
         assert tuple(emitted) == whole[:12]
     monkeypatch.undo()
     assert engine.generate(PROMPT, **options).token_ids == whole
+
+
+@every_rule
+def test_a_token_that_leads_into_a_breakdown_is_as_frequent_as_it_should_be(rule: str) -> None:
+    """After token 2 nothing can be computed. To forget the draft token that leads there would emit it too seldom."""
+    law = np.array([0.5, 0.2, 0.3])
+    logits = np.log(law).astype(np.float32)
+
+    def target_logits(history: Sequence[int]) -> np.ndarray:
+        return np.full(3, np.nan, np.float32) if history[-1] == 2 else logits
+
+    seen: list[int] = []
+    for seed in range(2000):
+        context = context_of([0], SamplingParams(temperature=1.0, seed=seed), rule)
+        drafter: Any = ModelDrafter(StubModel(lambda history: logits))  # type: ignore[arg-type]
+        with suppress(LogitsError):
+            list(rounds_of(StubModel(target_logits), drafter, context, 6, 3, rule))
+        if context.tokens[1] != 2:  # the first round drafts nothing
+            seen.append(context.tokens[2])
+    share = seen.count(2) / len(seen)
+    assert abs(share - law[2]) < 5 * (law[2] * (1 - law[2]) / len(seen)) ** 0.5
 
 
 @every_rule

@@ -23,7 +23,7 @@ def test_a_guess_comes_first_and_the_drafter_continues_it() -> None:
     drafter = StubDrafter(lambda text, budget: [text[-1] + 1, text[-1] + 2][:budget])
     proposal = FixedDraft(drafter, 4, branches=False).propose(context_of(1, 2), (5, 6), 10)
     assert proposal.tokens == (5, 6, 7, 8) and proposal.is_chain
-    assert [reason[0] for reason in proposal.evidence or ()] == ["deferred", "deferred", "draft", "draft"]
+    assert [reason[0] for reason in proposal.evidence or ()] == ["deferred", "deferred", "stub", "stub"]
 
 
 def test_a_guess_counts_towards_the_tokens_of_a_round() -> None:
@@ -78,8 +78,13 @@ def test_a_composite_continues_the_chain_of_one_with_the_next() -> None:
 def test_nothing_is_laid_beside_what_was_drawn() -> None:
     law = np.full((1, 4), 0.25, np.float32)
     drawn = Proposal((2,), law, evidence=(("model",),))
-    merged = drafters(drawn, Proposal((3,), evidence=(("b",),))).propose(context_of(0), Budget(9, branches=True))
+    sampled = Context([0], SamplingParams(temperature=1.0, seed=1), coupled=False)
+    other = Proposal((3,), evidence=(("b",),))
+    merged = drafters(drawn, other).propose(sampled, Budget(9, branches=True))
     assert merged.tokens == (2,)
+    # Nor is what was drawn laid beside anything else; and where nobody asks for the law, all can be merged.
+    assert drafters(other, drawn).propose(sampled, Budget(9, branches=True)).tokens == (3,)
+    assert set(drafters(drawn, other).propose(context_of(0), Budget(9, branches=True)).tokens) == {2, 3}
     np.testing.assert_array_equal(merged.law(0), law[0])
 
 

@@ -29,7 +29,6 @@ class Bush:
     """Proposes a tree that holds the right text, mostly on branches, as it knows the text beforehand."""
 
     name = "bush"
-    default_budget = 8
     memory_bytes = 0
 
     def __init__(self, text: Sequence[int], seed: int) -> None:

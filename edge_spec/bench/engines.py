@@ -31,7 +31,7 @@ def open_lanes(
     """Load and warm up what is compared; close it at the end.
 
     A drafter may learn from the answers it drafts for. In an engine of its own, a mode meets every prompt for the first
-    time. Plain decoding teaches nothing and learns nothing, so it runs in the engine of the first other mode.
+    time. Plain decoding teaches no drafter, so it runs in the engine of the first other mode.
 
     Args:
         bundle: the pair.

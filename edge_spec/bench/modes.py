@@ -8,7 +8,6 @@ from typing import Any, cast, get_args
 
 from edge_spec.errors import RequestError
 from edge_spec.runtime.exactness import Exactness
-from edge_spec.runtime.options import GenerationOptions
 
 PLAIN = "off"
 BASELINE = "baseline"
@@ -101,9 +100,4 @@ def _name(text: str) -> str:
     return text
 
 
-# What a mode can say, as far as the engine takes it.
-_OPTIONS: dict[str, Callable[[str], Any]] = {
-    name: read
-    for name, read in (("max_draft", _count), ("tree", _switch), ("verification", _name))
-    if name in GenerationOptions.__annotations__
-}
+_OPTIONS: dict[str, Callable[[str], Any]] = {"max_draft": _count, "tree": _switch, "verification": _name}

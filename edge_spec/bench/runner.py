@@ -137,7 +137,6 @@ def _questions(settings: Settings, manifest: Manifest, baseline: Manifest | None
 def _facts(lanes: Sequence[Lane]) -> dict[str, Any]:
     """Return what the report says of the loaded engines."""
     engine = lanes[-1].engine if lanes[-1].mode.name != BASELINE else lanes[-2].engine
-    costs: Any = getattr(engine, "costs", None)
     modes = [
         {
             "name": lane.mode.name,
@@ -151,7 +150,7 @@ def _facts(lanes: Sequence[Lane]) -> dict[str, Any]:
     return {
         "modes": modes,
         "engines": len({id(lane.engine) for lane in lanes}),
-        "costs": costs.to_dict() if hasattr(costs, "to_dict") else None,
+        "costs": engine.calibration.costs.to_dict(),
     }
 
 

@@ -124,6 +124,11 @@ def with_formats(recipe: Recipe, formats: Mapping[str, Any]) -> Recipe:
         return recipe
     name = f"{recipe.name} ({', '.join(f'{layer_class} {stored}' for layer_class, stored in formats.items())})"
     mixed = replace(recipe, name=name, **formats)
-    # An embedding in int8 is the one of the recipe w8a8.
-    named = ("w8a8" if stored == "int8" else stored for stored in mixed.formats.values())
-    return replace(mixed, max_mean_kl=max(RECIPES[stored].max_mean_kl for stored in named))
+    return replace(mixed, max_mean_kl=max(_limit(stored, mixed.block_size) for stored in mixed.formats.values()))
+
+
+def _limit(stored: str, block_size: int) -> float:
+    """The limit of the recipe that stores everything so. An embedding in int8 is the one of the recipe w8a8."""
+    named = [recipe for recipe in RECIPES.values() if recipe.lm_head == ("w8a8" if stored == "int8" else stored)]
+    alike = [recipe for recipe in named if recipe.block_size == block_size]
+    return max(recipe.max_mean_kl for recipe in alike or named)

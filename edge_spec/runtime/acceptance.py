@@ -13,6 +13,7 @@ _PRIOR = 0.25
 _PRIOR_WEIGHT = 4.0
 # How many observations of an evidence count; of a broader one twice as many, and so on.
 _MEMORY = 50
+_MOST_COUNTERS = 4096
 
 
 class AcceptanceTable:
@@ -49,4 +50,6 @@ class AcceptanceTable:
                 accepted, verified = counters.get(key, (0.0, 0.0))
                 decay = 1.0 - 1.0 / (_MEMORY << (len(evidence) - width))
                 counters[key] = (decay * accepted + kept, decay * verified + 1.0)
+        while len(counters) > _MOST_COUNTERS:  # an app's drafter may see ever new evidence
+            del counters[next(iter(counters))]
         self._estimates.clear()

@@ -84,6 +84,10 @@ class CandidateTree:
             self._laws[rows[index]] = law
             self._last_drawn = rows[index + 1] - 1
 
+    def continues(self, path: Sequence[int]) -> bool:
+        """Whether anything continues a path, or a drawn proposal is there already."""
+        return self._last_drawn >= 0 or bool(self._children[self._row(path)])
+
     def select(
         self,
         acceptance: Callable[[Evidence], float],

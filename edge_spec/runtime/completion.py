@@ -43,7 +43,8 @@ class Chunk:
     Attributes:
         text: text that became final, possibly none: a token may end within a character or a stop string.
         token_ids: the tokens the round emitted.
-        origins: who proposed each of them: a drafter's name, or ``"target"``.
+        origins: who proposed each of them: a drafter's name (``"ngram"`` for what the suffix drafter knows from other
+            texts, ``"deferred"`` for what a branch of the round before told), or ``"target"``.
         completion: the whole generation; only on the last chunk.
         logprobs: one for each of ``token_ids``; ``None`` if they were not asked for.
     """

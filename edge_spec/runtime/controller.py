@@ -13,14 +13,15 @@ from edge_spec.runtime.costs import Costs
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter, usual_evidence
 from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
-from edge_spec.runtime.goodput import Goodput
+from edge_spec.runtime.goodput import Goodput, ProbingCredit
 from edge_spec.runtime.proposal import Evidence, Proposal
 from edge_spec.runtime.speculation import Timing
 
 # Tokens asked of drafters that cost next to nothing, of which the best are then proposed.
 _CANDIDATES = 12
-# The longest chain the draft model is asked for.
+# The longest chain the draft model is asked for, and the most tokens of a round where nobody says.
 _LONGEST_CHAIN = 16
+_MOST_ROWS = 63
 # Over how many tokens the cost of reading what the draft has missed is spread, at least, and how many a round brings. A
 # text is expected to go on for as long as it has already.
 _SHORTEST_HORIZON = 32
@@ -48,10 +49,10 @@ class Controller:
         self,
         costs: Costs,
         acceptance: AcceptanceTable,
-        goodput: Goodput,
+        credit: ProbingCredit,
         free: Sequence[Drafter] = (),
         model: ModelDrafter | None = None,
-        most: int = _LONGEST_CHAIN,
+        most: int = _MOST_ROWS,
         branches: bool = True,
         defer: bool = True,
         clock: Callable[[], float] = perf_counter,
@@ -61,7 +62,7 @@ class Controller:
         Args:
             costs: what calls of target and draft take.
             acceptance: what became of earlier draft tokens; learns from every round.
-            goodput: the text's speed; learns likewise.
+            credit: what may be spent on probing; grows with time.
             free: drafters that cost next to nothing.
             model: the draft model's drafter, if it may be used.
             most: most draft tokens in a round.
@@ -71,7 +72,8 @@ class Controller:
         """
         self._costs = costs
         self._acceptance = acceptance
-        self._goodput = goodput
+        self._credit = credit
+        self._goodput = Goodput(1.0 / costs.verify(1, 0))
         self._free = CompositeDrafter(free, acceptance)
         self._model = model
         self._most = most
@@ -82,7 +84,7 @@ class Controller:
         # Moving averages of what asking the free drafters brings and costs, in tokens and seconds.
         self._free_gain, self._free_seconds = 1.0, 0.0
         self._rounds = 0
-        self._rate = goodput.rate  # lambda
+        self._rate = self._goodput.rate  # lambda
         self._room = most  # tokens that the text may still grow by
 
     def propose(self, context: Context, guess: tuple[int, ...], most: int) -> Proposal:
@@ -98,12 +100,13 @@ class Controller:
         candidates = CandidateTree()
         if guess:
             candidates.add(Proposal().after(guess))
-        if len(guess) < most and self._free.drafters and self._worth_asking_free():
-            started = self._clock()
-            self._free.collect(candidates, context, Budget(_CANDIDATES, self._branches), guess, guess)
-            self._free_seconds += 0.1 * (self._clock() - started - self._free_seconds)
         best = self._select(candidates, cost, most)
-        self._free_gain += 0.1 * (best.gain - self._free_gain)
+        if len(guess) < most and self._free.drafters and self._worth_asking_free():
+            started, without = self._clock(), best.gain
+            self._free.collect(candidates, context, Budget(_CANDIDATES, self._branches), guess, guess)
+            best = self._select(candidates, cost, most)
+            self._free_seconds += 0.1 * (self._clock() - started - self._free_seconds)
+            self._free_gain += 0.1 * (best.gain - without - self._free_gain)
         if self._model is not None and len(guess) < most:
             tokens = self._worth_drafting(self._model, context, guess, most - len(guess), best.gain)
             if tokens:
@@ -117,7 +120,9 @@ class Controller:
         told = (*(outcome.proposal.tokens[node] for node in outcome.path), outcome.next_token)
         # Also of candidates that were not proposed it is known by now whether they were right.
         self._acceptance.record(self._candidates.compared_with(told))
+        self._costs.observe_overhead(timing.total_seconds - timing.draft_seconds - timing.verify_seconds)
         self._goodput.record(emitted, timing.total_seconds)
+        self._credit.grow(timing.total_seconds)
         self._free.observe(outcome)
         if self._model is not None:
             self._model.observe(outcome)
@@ -152,19 +157,19 @@ class Controller:
         """
         past, rate = len(context.tokens) - 1, self._rate
         chances = [self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ()]
-        chance = prod(chances)
         surely = sum(prod(chances[: depth + 1]) for depth in range(len(chances))) - self._row_cost(past)(len(guess))
-        unread = model.unread(context, guess)
-        catching_up = self._costs.draft(past, unread) - self._costs.draft(past, 1)
+        unread, cached = model.unread(context, guess), model.cached(context, guess)
+        catching_up = self._costs.draft(cached, unread) - self._costs.draft(cached, 1)
         written = len(context.tokens) - context.history.prompt_length
         rounds = max(1.0, min(self._room, max(_SHORTEST_HORIZON, written)) / _TOKENS_A_ROUND)
-        outlook = self._outlook(chance, usual_evidence(context), 1 + len(guess), past, most)
+        most = min(most, _LONGEST_CHAIN)
+        outlook = self._outlook(prod(chances), usual_evidence(context), 1 + len(guess), past, cached, most)
         if surely + outlook - rate * catching_up / rounds > gain:
             return most
-        probe = self._costs.draft(past, unread) + self._costs.verify(2 + len(guess), past) - self._costs.verify(1, past)
-        return int(self._goodput.spend(probe))
+        verifying = self._costs.verify(2 + len(guess), past) - self._costs.verify(1, past)
+        return int(self._credit.spend(self._costs.draft(cached, unread) + verifying))
 
-    def _outlook(self, chance: float, evidence: Evidence, rows: int, past: int, most: int) -> float:
+    def _outlook(self, chance: float, evidence: Evidence, rows: int, past: int, cached: int, most: int) -> float:
         """What drafting goes on to bring, at best, less what it costs; in tokens.
 
         Args:
@@ -172,11 +177,12 @@ class Controller:
             evidence: what speaks for the tokens to come.
             rows: rows the target's call has already.
             past: tokens in the target's cache.
+            cached: tokens in the draft's.
             most: the most tokens to come.
         """
         rate = self._rate
         acceptance = self._acceptance.estimate(evidence)
-        step, so_far = self._costs.draft(past, 1), self._costs.verify(rows, past)
+        step, so_far = self._costs.draft(cached, 1), self._costs.verify(rows, past)
         best = brought = 0.0
         for tokens in range(1, most + 1):
             chance *= acceptance
@@ -196,14 +202,14 @@ class Controller:
         candidates: CandidateTree,
     ) -> CandidateTree:
         """Let the model draft while it pays; its tokens, what there was before, and what the free drafters add."""
-        past = len(context.tokens) - 1
+        past, cached = len(context.tokens) - 1, model.cached(context, guess)
         usual = usual_evidence(context)
-        told = prod(self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ())
+        surely = prod(self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ())
 
         def another(chain: Sequence[Evidence]) -> bool:
-            chance = told * prod(self._acceptance.estimate(reason) for reason in chain)
+            chance = surely * prod(self._acceptance.estimate(reason) for reason in chain)
             rows = 1 + len(guess) + len(chain)
-            return not chain or self._outlook(chance, usual, rows, past, tokens - len(chain)) > 0
+            return not chain or self._outlook(chance, usual, rows, past, cached, tokens - len(chain)) > 0
 
         drafted = model.propose(context, Budget(tokens, self._branches, another), guess)
         if drafted.q is not None:

@@ -12,9 +12,12 @@ from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.model import PRIORS, ModelDrafter, evidence_of
 from edge_spec.runtime.drafters.protocol import Drafter
-from edge_spec.runtime.goodput import Goodput
+from edge_spec.runtime.goodput import ProbingCredit
 from edge_spec.runtime.proposal import DEFERRED
 from edge_spec.runtime.speculation import FixedDraft, Speculation
+
+# Names that stand for something else where it is told who proposed a token.
+_RESERVED = ("deferred", "draft", "ngram", "target")
 
 
 class DrafterPool:
@@ -44,7 +47,7 @@ class DrafterPool:
         self.acceptance = AcceptanceTable({**PRIORS, DEFERRED: 0.95})
         self.acceptance.record(evidence_of(calibration.agreement))
         self._costs = calibration.costs
-        self._goodput = Goodput(1.0 / self._costs.verify(1, 0))
+        self._credit = ProbingCredit()
         self._clock = clock
         self._model = model
         self._free = list(free)
@@ -65,15 +68,16 @@ class DrafterPool:
         return sum(drafter.memory_bytes for drafter in self._all())
 
     def add(self, drafter: Drafter) -> None:
-        """Let requests use another drafter, by its name and within ``"auto"``.
+        """Let requests use another drafter, by its name and within ``"auto"``, which asks it in every round.
 
         Raises:
             RequestError: it is no drafter, or its name is taken.
         """
-        missing = [part for part in ("name", "propose", "observe", "rollback") if not hasattr(drafter, part)]
+        parts = ("name", "memory_bytes", "propose", "observe", "rollback")
+        missing = [part for part in parts if not hasattr(drafter, part)]
         if missing:
             raise RequestError(f"{drafter!r} has no {' and no '.join(missing)}, expected a drafter; see Drafter.")
-        if drafter.name in ("auto", "off", *self.names):
+        if drafter.name in ("auto", "off", *_RESERVED, *self.names):
             raise RequestError(f"A drafter is called {drafter.name!r}, which is taken; give it another name.")
         self._free.append(drafter)
 
@@ -104,18 +108,18 @@ class DrafterPool:
             raise RequestError(f"speculation is {name!r}, expected one of {known}.{hint}")
         if name == "off" or max_draft == 0:
             return None
-        if name in ("auto", "composite"):
-            free, model = self._free, self._model
-        else:
+        free, model = self._free, self._model
+        if name not in ("auto", "composite"):
             chosen = self[name]
             free, model = ([], self._model) if chosen is self._model else ([chosen], None)
-        if max_draft is not None and name != "auto":
-            drafter = model if not free and model is not None else free[0]
-            if name == "composite":
-                drafter = CompositeDrafter([*([] if model is None else [model]), *free], self.acceptance)
-            return FixedDraft(drafter, max_draft, branches and max_draft <= widest)
-        most = widest if max_draft is None else min(max_draft, widest)
-        return Controller(self._costs, self.acceptance, self._goodput, free, model, most, branches, defer, self._clock)
+        if name == "auto" or max_draft is None:
+            most = widest if max_draft is None else min(max_draft, widest)
+            return Controller(
+                self._costs, self.acceptance, self._credit, free, model, most, branches, defer, self._clock
+            )
+        drafters = [*([] if model is None else [model]), *free]
+        drafter = drafters[0] if name != "composite" else CompositeDrafter(drafters, self.acceptance)
+        return FixedDraft(drafter, max_draft, branches and max_draft <= widest)
 
     def _all(self) -> tuple[Drafter, ...]:
         return (*self._free, *([] if self._model is None else [self._model]), *self._others)

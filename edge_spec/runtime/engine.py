@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -29,6 +30,7 @@ from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsPipeline, LogitsProcessor
 from edge_spec.runtime.logprobs import TokenLogprobs
 from edge_spec.runtime.loop import Round, decode, prefill
+from edge_spec.runtime.model import PREFILL_ROWS
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
@@ -123,32 +125,38 @@ class Engine:
         if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
             raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
+        ngrams = _open_ngrams(ngram_table, self.manifest)
         pair = load_pair(bundle, providers, self.context, threads, exactness, calibration, progress)
         self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration
         self.context = self._target.context
         self._tokenizer = pair.tokenizer
         self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
-        self._ngrams = _open_ngrams(ngram_table, self.manifest)
-        free = (SuffixDrafter(self._ngrams), RecyclingDrafter())
+        self._ngrams = ngrams
+        free = (SuffixDrafter(ngrams), RecyclingDrafter())
         model = None
         if pair.draft is not None:
             model = ModelDrafter(pair.draft, on_call=self.calibration.costs.observe_draft, clock=clock)
         self._drafters = DrafterPool(self.calibration, free, (LookupDrafter(),), model, clock)
         self._clock = clock
         self._serving: Context | None = None
+        self._admission = Lock()
         self._closed = False
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names usable as ``speculation``, besides ``"auto"`` and ``"off"``."""
+        self._require_open()
         return self._drafters.names
 
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests use a drafter of the app's own, by its name and within ``"auto"``.
 
+        Within ``"auto"`` it is asked in every round, so it should take no more than microseconds.
+
         Raises:
             RequestError: it is no drafter, or its name is taken.
         """
+        self._require_open()
         self._drafters.add(drafter)
 
     def save_ngram_table(self, path: str | os.PathLike[str]) -> None:
@@ -156,7 +164,7 @@ class Engine:
 
         Raises:
             RequestError: the engine is generating, or closed.
-            OSError: the file cannot be written; an older one is then still there.
+            BundleError: the file cannot be written; an older one is then still there.
         """
         self._require_idle()
         self._drafters.rollback(0)  # makes the last text known
@@ -255,6 +263,8 @@ class Engine:
             sampling = sampling.seeded()
         if max_draft is not None:
             max_draft = _checked_count("max_draft", max_draft, 0)
+            if max_draft >= PREFILL_ROWS:
+                raise RequestError(f"max_draft is {max_draft}, expected at most {PREFILL_ROWS - 1}.")
         if not isinstance(tree, bool):
             raise RequestError(f"tree is {tree!r}, expected True or False.")
         rule = _choose_rule(verification)
@@ -293,9 +303,10 @@ class Engine:
         defer: bool,
         cancelled: Callable[[], bool] | None,
     ) -> Iterator[Chunk]:
-        started = perf_counter()
-        self._require_idle()
-        self._serving = context
+        started = self._clock()
+        with self._admission:
+            self._require_idle()
+            self._serving = context
         try:
             sampling = context.sampling
             seed = None if sampling.greedy else sampling.seed
@@ -308,11 +319,12 @@ class Engine:
                 room=self.context - prompt_length,
                 cancelled=cancelled,
                 started=started,
+                clock=self._clock,
             )
             self._rollback(0)
             if output.finish_reason is None:
                 prefill(self._target, context)
-            statistics.record_prefill(perf_counter() - started)
+            statistics.record_prefill(self._clock() - started)
             length = prompt_length + output.limit
             observe = self.calibration.costs.observe_verify
             rounds = decode(self._target, speculation, context, rule, length, defer, observe, self._clock)
@@ -348,9 +360,12 @@ class Engine:
         self._target.cache.rollback(min(length, self._target.cache.length))
         self._drafters.rollback(length)
 
-    def _require_idle(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise RequestError("This engine is closed; load the bundle again.")
+
+    def _require_idle(self) -> None:
+        self._require_open()
         if self._serving is not None:
             raise RequestError(
                 "This engine is already generating. Exhaust or close the other stream first, or load another engine."

@@ -11,16 +11,18 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from edge_spec.errors import ProviderError
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.proposal import Proposal
 
 Exactness = Literal["bitwise", "distribution"]
 
 # Rows of every target call where kernels leave no other way to bitwise exactness: a round's usual width.
 FIXED_ROWS = 8
 
-# Widths that a round can have: a plain step (padded), a short proposal and a long one. All of it is 13 target calls.
+# Widths that a round can have: a plain step (padded), a short proposal and a long one. With a tree, all of it is 14 target calls.
 _WIDTHS = (1, 2, 5)
 _ROWS = 6
 _CACHED = 11
@@ -81,6 +83,20 @@ def measure_exactness(target: Model, vocab_size: int) -> Exactness:
                 logits = target.forward(call, range(len(call)))
                 if not np.array_equal(logits, expected[start : start + len(call)]):
                     return "distribution"
+        if target.takes_trees and not _trunk_is_unmoved(target, cached, rows, expected):
+            return "distribution"
     finally:
         target.cache.rollback(0)
     return "bitwise"
+
+
+def _trunk_is_unmoved(target: Model, cached: list[int], rows: list[int], expected: npt.NDArray[np.float32]) -> bool:
+    """Whether the rows come out the same with a branch behind them, which they do not see."""
+    count = min(len(rows), target.widest_tree, target.context - len(cached) - 1)
+    if count < 2:
+        return True
+    tree = Proposal((*rows[1:count], rows[0]), parents=(*range(-1, count - 2), -1))
+    target.cache.rollback(len(cached))
+    positions = [len(cached), *(len(cached) + depth for depth in tree.depths)]
+    logits = target.forward([rows[0], *tree.tokens], range(count), positions, tree.ancestry())
+    return np.array_equal(logits, expected[:count])

@@ -33,7 +33,6 @@ class KVCache:
         self.length = 0
         self._device = device
         self._shape = [1, facts.kv_heads, capacity, facts.head_size]
-        self._device = device
         # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
         self._buffers = {
             f"{layer}.{part}": onnxruntime.OrtValue.ortvalue_from_shape_and_type(self._shape, dtype, device)

@@ -64,7 +64,9 @@ def load_pair(
     target, level = load_at_level(target_of, exactness, manifest.vocab_size)
     draft = None if manifest.draft is None else model(manifest.draft, exact_rows=False)
     tokenizer = TextTokenizer(bundle.tokenizer_path)
-    if not isinstance(calibration, Calibration):
+    if isinstance(calibration, Calibration):
+        calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
+    else:
         key = {
             "bundle": manifest.to_json()["digest"],
             "machine": machine(),

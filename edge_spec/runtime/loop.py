@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,8 @@ class Round:
 
     Attributes:
         tokens: the accepted draft tokens, then the target's own.
-        origins: who proposed each of them: a drafter's name, or ``"target"``.
+        origins: who proposed each of them: the name its evidence begins with, usually a drafter's; ``"ngram"`` for what
+            the suffix drafter knows from other texts, ``"deferred"`` for what a branch told; or ``"target"``.
         drafted: number of tokens proposed.
         depth: length of the longest path proposed.
         deferred: number of tokens that a branch told and the next round will verify.
@@ -128,23 +130,54 @@ def _answer(target: Model, context: Context, proposal: Proposal) -> NDArray[np.f
     return target.forward([*pending, *proposal.tokens], rows, positions, proposal.ancestry())
 
 
-def _verify(logits: NDArray[np.float32], proposal: Proposal, context: Context, rule: Rule) -> Verdict:
-    """Apply the rule to the rows of one target call, each row on its own path's history."""
+def _verify(
+    logits: NDArray[np.float32], proposal: Proposal, context: Context, rule: Rule, broken: int | None = None
+) -> Verdict:
+    """Apply the rule to the rows of one target call, each row on its own path's history.
+
+    Behind draft tokens a row may be in error that plain decoding might never have met. Then nothing that continues it
+    is considered, and if the rule gets there, the round ends with the token that leads there. So the error is met, if
+    at all, as the next round's first row. To drop that token as well would change how often it is emitted.
+
+    Args:
+        logits: float32 [rows, vocab].
+        proposal: what was proposed.
+        context: the text so far.
+        rule: decides.
+        broken: a row that is known to be in error.
+    """
     rows: Laws = logits
     if context.pipeline.active:
         tokens, parents = proposal.tokens, proposal.parents
         paths = chain_paths(tokens) if parents is None else tree_paths(tokens, parents)
         rows = ProcessedRows(context.pipeline, logits, context.history, paths)
     start = len(context.tokens)
+    if context.noise is not None:
+        rows = TargetLaws(rows, context.sampling)
+    if broken is not None:
+        rows = _StandIn(rows, broken, np.ones(logits.shape[1], np.float32))
     try:
         if context.noise is None:
-            return verify_greedy(rows, proposal)
-        return rule.verify(TargetLaws(rows, context.sampling), proposal, context.noise.round(start))
+            verdict = verify_greedy(rows, proposal)
+        else:
+            verdict = rule.verify(rows, proposal, context.noise.round(start))
     except LogitsError as error:
         if error.row == 0:
             raise error.at(start) from None
-        # A row behind draft tokens, which plain decoding might never have met: decide without it.
-        return _verify(logits[: error.row], proposal.first(error.row - 1), context, rule)
+        return _verify(logits[: error.row + 1], proposal.first(error.row), context, rule, error.row)
+    if broken is not None and verdict.path[-1:] == (broken - 1,):
+        return Verdict(verdict.path[:-1], proposal.tokens[broken - 1])
+    return verdict
+
+
+class _StandIn:
+    """Rows, one of which is replaced."""
+
+    def __init__(self, rows: Laws, row: int, instead: NDArray[np.float32]) -> None:
+        self._rows, self._row, self._instead = rows, row, instead
+
+    def __getitem__(self, row: int) -> Any:
+        return self._instead if row == self._row else self._rows[row]
 
 
 def _commit(

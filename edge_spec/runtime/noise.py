@@ -124,7 +124,7 @@ class Noise:
     Target and drafter need the Gumbel noise of the same positions one after the other, so the last few are kept.
     """
 
-    def __init__(self, seed: int, kept: int = 8) -> None:
+    def __init__(self, seed: int, kept: int = 24) -> None:
         """Noise keyed by ``seed``, keeping Gumbel vectors (4 bytes a token of the vocabulary) of ``kept`` positions."""
         self.seed = seed
         self._kept = kept
@@ -148,6 +148,8 @@ class Noise:
 
     def round(self, start: int) -> RoundNoise:
         """The noise of the round whose first token has the absolute position ``start``."""
+        for key in [key for key in self._vectors if key[0] < start]:
+            del self._vectors[key]
         return RoundNoise(self, start)
 
 

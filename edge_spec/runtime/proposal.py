@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -112,6 +112,12 @@ class Proposal:
             self.replacement,
             None if self.evidence is None else self.evidence[:count],
         )
+
+    def attributed(self, name: str) -> Proposal:
+        """The same with evidence: just the drafter's name, if it does not say more."""
+        if self.evidence is not None or not self.tokens:
+            return self
+        return replace(self, evidence=((name,),) * len(self.tokens))
 
     def after(self, tokens: Sequence[int]) -> Proposal:
         """The same behind a chain of tokens that a branch of the round before has told."""

@@ -68,6 +68,7 @@ class FixedDraft:
         proposal = Proposal()
         if most > len(guess):
             proposal = self._drafter.propose(context, Budget(most - len(guess), self._branches), guess)
+            proposal = proposal.attributed(self._drafter.name)
         return proposal.after(guess) if guess else proposal
 
     def observe(self, outcome: Outcome, emitted: int, timing: Timing) -> None:

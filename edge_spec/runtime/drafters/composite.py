@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edge_spec.runtime.acceptance import AcceptanceTable
 from edge_spec.runtime.candidate_tree import CandidateTree
@@ -12,13 +13,12 @@ from edge_spec.runtime.proposal import Proposal
 
 
 class CompositeDrafter:
-    """Asks its drafters in turn; each adds alternatives to what is there, and continues the likeliest path.
+    """Asks its drafters in turn; each adds alternatives to what is there, and continues the chain of the one before.
 
     A chain drawn from a draft's law stays as it is, since what else is proposed in its places would change the law.
     """
 
     name = "composite"
-    default_budget = 4
 
     def __init__(self, drafters: Sequence[Drafter], acceptance: AcceptanceTable) -> None:
         """Ask ``drafters``, in this order, the cheapest first; ``acceptance`` says what their tokens are worth."""
@@ -49,12 +49,18 @@ class CompositeDrafter:
         """
         chain: tuple[int, ...] = ()
         for drafter in self.drafters:
-            own = drafter.propose(context, budget, prefix)
-            candidates.add(own, at)
+            own = self._ask(drafter, context, budget, prefix)
             if own.q is not None:
-                return  # anything beside or behind what was drawn would change with the draw
+                # What was drawn takes no other tokens beside it, and would change with what is drawn from.
+                if not candidates.continues(at):
+                    candidates.add(own, at)
+                    return
+                continue
+            candidates.add(own, at)
             if chain:
-                candidates.add(drafter.propose(context, budget, (*prefix, *chain)), (*at, *chain))
+                behind = self._ask(drafter, context, budget, (*prefix, *chain))
+                if behind.q is None:
+                    candidates.add(behind, (*at, *chain))
             chain = own.tokens[: own.trunk] or chain
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
@@ -62,6 +68,11 @@ class CompositeDrafter:
         candidates = CandidateTree()
         self.collect(candidates, context, budget, prefix)
         return candidates.select(self._acceptance.estimate, lambda tokens: 0.0, budget.tokens, budget.branches).proposal
+
+    def _ask(self, drafter: Drafter, context: Context, budget: Budget, prefix: Sequence[int]) -> Proposal:
+        proposal = drafter.propose(context, budget, prefix).attributed(drafter.name)
+        # The coupled rule does not look at laws, and without them proposals can be merged.
+        return replace(proposal, q=None) if context.coupled or context.noise is None else proposal
 
     def observe(self, outcome: Outcome) -> None:
         """Let all of them learn."""

@@ -33,7 +33,6 @@ class LookupDrafter:
     """
 
     name = "lookup"
-    default_budget = 4
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 2) -> None:
         if not 1 <= min_ngram <= max_ngram:

@@ -40,7 +40,6 @@ class ModelDrafter:
     """Lets the draft model continue the text, one token after the other, with a cache of its own."""
 
     name = "model"
-    default_budget = 4
 
     def __init__(
         self,
@@ -71,9 +70,13 @@ class ModelDrafter:
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
         """How many tokens the draft has to read before it can propose what follows ``context`` and ``prefix``."""
-        length = len(context.tokens) + len(prefix)
-        behind = length - self._first - len(self._cached)
-        return min(max(behind, 1), self._window, length)
+        text = [*context.tokens, *prefix]
+        return min(len(text) - self._first - self._agreed(text), self._window, len(text))
+
+    def cached(self, context: Context, prefix: Sequence[int] = ()) -> int:
+        """How many tokens its cache will hold once it has read them."""
+        length = len(context.tokens) + len(prefix) - self._first
+        return length if self.unread(context, prefix) < self._window else self._window
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """A chain from the draft model, by the request's own sampling parameters, with siblings where they are wanted.
@@ -131,6 +134,8 @@ class ModelDrafter:
 
     def _agreed(self, text: Sequence[int]) -> int:
         """How many of the cached tokens the text still has; at most all but its last, which has yet to be answered."""
+        if not text:
+            return 0
         cached, own = self._cached, text[self._first : -1]
         length = min(len(cached), len(own))
         if cached[:length] == own[:length]:
@@ -236,7 +241,7 @@ def _laid_out(
     most: int,
 ) -> Proposal:
     """The chain first, then the runners-up of its places."""
-    q = np.stack(laws) if laws else None
+    q = laws or None
     extra = [(depth - 1, *candidate) for depth, others in enumerate(siblings) for candidate in others]
     extra = extra[: most - len(chain)]
     if not extra:

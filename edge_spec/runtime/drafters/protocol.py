@@ -63,11 +63,6 @@ class Drafter(Protocol):
         ...
 
     @property
-    def default_budget(self) -> int:
-        """Tokens proposed per round where nobody decides by cost."""
-        ...
-
-    @property
     def memory_bytes(self) -> int:
         """Memory held now, in bytes."""
         ...

@@ -56,7 +56,6 @@ class RecyclingDrafter:
     """
 
     name = "recycling"
-    default_budget = 4
 
     def __init__(self) -> None:
         slots = 1 << _SLOT_BITS

@@ -54,7 +54,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    default_budget = 8
 
     def __init__(self, table: NgramTable | None = None) -> None:
         self._automaton = SuffixAutomaton()
@@ -79,7 +78,7 @@ class SuffixDrafter:
         Returns:
             Tokens of the context and the table; fewer than wanted where nothing is known.
         """
-        self._follow(context.tokens)
+        self._follow(context)
         match = self._automaton.suffix
         for token in prefix:
             match = self._automaton.advance(match, token)
@@ -110,10 +109,13 @@ class SuffixDrafter:
         self._automaton.truncate(length)
         self._text, self._learned = [], None
 
-    def _follow(self, text: list[int]) -> None:
+    def _follow(self, context: Context) -> None:
         """Read what is new, and let the table learn it unless it is the prompt."""
+        text = context.tokens
         self._automaton.extend(text[len(self._automaton) :])
         self._text = text
+        if self._learned is None:
+            self._learned = context.history.prompt_length
         self._learn()
         self._learned = len(text)
 
