@@ -22,7 +22,8 @@ Exactness = Literal["bitwise", "distribution"]
 # Rows of every target call where kernels leave no other way to bitwise exactness: a round's usual width.
 FIXED_ROWS = 8
 
-# Widths that a round can have: a plain step (padded), a short proposal and a long one. With a tree, all of it is 14 target calls.
+# Widths that a round can have: a plain step (padded), a short proposal and a long one. With a tree behind them, all of
+# it is 14 target calls.
 _WIDTHS = (1, 2, 5)
 _ROWS = 6
 _CACHED = 11
