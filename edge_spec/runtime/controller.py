@@ -29,6 +29,10 @@ _TOKENS_A_ROUND = 3
 # What an accepted token on a branch is worth where branches are deferred: it comes again in the next round, where
 # another might have been accepted in its place, but it need not be drafted.
 _DEFERRED_WORTH = 0.5
+# Of expected and accepted tokens, what is left after a round, and how many of each are assumed beforehand.
+_TRUST_DECAY = 0.95
+_TRUST_PRIOR = 10.0
+_LEAST_TRUST = 0.5
 # Rounds between two questions to free drafters that have not been worth their time.
 _PARKED_ROUNDS = 8
 
@@ -83,6 +87,8 @@ class Controller:
         self._candidates = CandidateTree()
         # Moving averages of what asking the free drafters brings and costs, in tokens and seconds.
         self._free_gain, self._free_seconds = 1.0, 0.0
+        # Moving sums of the draft tokens that were expected to be accepted, and that were.
+        self._expected = self._accepted = 0.0
         self._rounds = 0
         self._rate = self._goodput.rate  # lambda
         self._room = most  # tokens that the text may still grow by
@@ -113,6 +119,7 @@ class Controller:
                 candidates = self._draft(self._model, tokens, context, guess, candidates)
                 best = self._select(candidates, cost, most)
         self._candidates = candidates
+        self._expected += best.accepted
         return best.proposal
 
     def observe(self, outcome: Outcome, emitted: int, timing: Timing) -> None:
@@ -120,6 +127,8 @@ class Controller:
         told = (*(outcome.proposal.tokens[node] for node in outcome.path), outcome.next_token)
         # Also of candidates that were not proposed it is known by now whether they were right.
         self._acceptance.record(self._candidates.compared_with(told))
+        self._expected *= _TRUST_DECAY
+        self._accepted = _TRUST_DECAY * (self._accepted + len(outcome.path))
         self._costs.observe_overhead(timing.total_seconds - timing.draft_seconds - timing.verify_seconds)
         self._goodput.record(emitted, timing.total_seconds)
         self._credit.grow(timing.total_seconds)
@@ -127,12 +136,21 @@ class Controller:
         if self._model is not None:
             self._model.observe(outcome)
 
+    def _trust(self) -> float:
+        """How many tokens of this text were accepted for one that was expected to be.
+
+        Acceptance is learned over all texts, and of many candidates those are proposed that seem best, which on average
+        is more than they are. A time that costs lambda tokens is weighed as lambda / trust expected ones.
+        """
+        ratio = (self._accepted + _TRUST_PRIOR) / (self._expected + _TRUST_PRIOR)
+        return min(max(ratio, _LEAST_TRUST), 1.0 / _LEAST_TRUST)
+
     def _select(self, candidates: CandidateTree, cost: Callable[[int], float], most: int) -> Selection:
         return candidates.select(self._acceptance.estimate, cost, most, self._branches, self._off_trunk)
 
     def _row_cost(self, past: int) -> Callable[[int], float]:
-        """What verifying n tokens costs more than a plain step, in tokens of the text."""
-        plain, rate = self._costs.verify(1, past), self._rate
+        """What verifying n tokens costs more than a plain step, in tokens that are expected to be accepted."""
+        plain, rate = self._costs.verify(1, past), self._rate / self._trust()
         return lambda tokens: rate * (self._costs.verify(1 + tokens, past) - plain)
 
     def _worth_asking_free(self) -> bool:
