@@ -126,7 +126,7 @@ def test_slots_that_hold_nothing_cannot_be_kept(tiny_bundle: Bundles) -> None:
     assert model.cache.length == 4
 
 
-@pytest.mark.parametrize(("drafter", "reason"), [(object(), "has no name and no memory_bytes and no propose"), ("Bush", "is taken")])
+@pytest.mark.parametrize(("drafter", "reason"), [(object(), "has no name and no memory_bytes"), ("Bush", "is taken")])
 def test_what_is_no_drafter_is_refused(tiny_bundle: Bundles, drafter: Any, reason: str) -> None:
     with edge_spec.load(tiny_bundle(recipe="fp32", **PAIR)) as engine:
         if drafter == "Bush":
