@@ -94,7 +94,7 @@ def test_a_run_writes_records_tables_and_plots(
     markdown = (output / "report.md").read_text("utf-8")
     assert "## Decoding speedup by category" in markdown and "Incomplete" not in markdown
     plots = sorted(path.name for path in output.glob("*.png"))
-    assert plots == ["acceptance.png", "speedup.png", "time_shares.png"]
+    assert plots == ["acceptance.png", "costs.png", "speedup.png", "time_shares.png"]
     for name in plots:
         assert f"]({name})" in markdown
         assert (output / name).read_bytes().startswith(PNG)

@@ -159,18 +159,19 @@ def _publish(report: Report, output: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
     text = report.to_json()
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        write_whole(output / JSON_FILE, text.encode())
-        write_whole(output / MARKDOWN_FILE, report.to_markdown({}).encode())
+    # Printed first: hours of measuring must not be lost to a folder that cannot be written.
     if as_json:
         sys.stdout.write(text)
     else:
         console = Console()
         # A file or a pipe has no width that tables would have to keep to.
         report.print(console if console.is_terminal else Console(width=160))
+    sys.stdout.flush()
     if output is None:
         return
+    output.mkdir(parents=True, exist_ok=True)
+    write_whole(output / JSON_FILE, text.encode())
+    write_whole(output / MARKDOWN_FILE, report.to_markdown({}).encode())
     # Drawing takes seconds, which whoever has interrupted the run may not wait for.
     from edge_spec.bench.plots import draw_plots
 

@@ -10,6 +10,7 @@ from edge_spec.runtime.acceptance import AcceptanceTable
 from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters.composite import CompositeDrafter
+from edge_spec.runtime.drafters.guarded import GuardedDrafter
 from edge_spec.runtime.drafters.model import PRIORS, ModelDrafter, evidence_of
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.goodput import ProbingCredit
@@ -30,6 +31,7 @@ class DrafterPool:
     def __init__(
         self,
         calibration: Calibration,
+        vocab_size: int,
         free: Sequence[Drafter],
         others: Sequence[Drafter] = (),
         model: ModelDrafter | None = None,
@@ -39,6 +41,7 @@ class DrafterPool:
 
         Args:
             calibration: what calls of target and draft take, and how often the draft is right.
+            vocab_size: ids that may be proposed.
             free: drafters that cost next to nothing, the first choice first.
             others: drafters that are used by name only.
             model: the draft model's, if there is one.
@@ -48,6 +51,7 @@ class DrafterPool:
         self.acceptance.record(evidence_of(calibration.agreement))
         self._costs = calibration.costs
         self._credit = ProbingCredit()
+        self._vocab_size = vocab_size
         self._clock = clock
         self._model = model
         self._free = list(free)
@@ -70,6 +74,8 @@ class DrafterPool:
     def add(self, drafter: Drafter) -> None:
         """Let requests use another drafter, by its name and within ``"auto"``, which asks it in every round.
 
+        What it proposes is checked, see :class:`GuardedDrafter`.
+
         Raises:
             RequestError: it is no drafter, or its name is taken.
         """
@@ -77,9 +83,12 @@ class DrafterPool:
         missing = [part for part in parts if not hasattr(drafter, part)]
         if missing:
             raise RequestError(f"{drafter!r} has no {' and no '.join(missing)}, expected a drafter; see Drafter.")
+        name: object = drafter.name
+        if not isinstance(name, str) or not name:
+            raise RequestError(f"A drafter is called {drafter.name!r}, expected some text.")
         if drafter.name in ("auto", "off", *_RESERVED, *self.names):
             raise RequestError(f"A drafter is called {drafter.name!r}, which is taken; give it another name.")
-        self._free.append(drafter)
+        self._free.append(GuardedDrafter(drafter, self._vocab_size))
 
     def rollback(self, length: int) -> None:
         """Make all of them forget positions from ``length`` on."""

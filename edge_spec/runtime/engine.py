@@ -136,7 +136,7 @@ class Engine:
         model = None
         if pair.draft is not None:
             model = ModelDrafter(pair.draft, on_call=self.calibration.costs.observe_draft, clock=clock)
-        self._drafters = DrafterPool(self.calibration, free, (LookupDrafter(),), model, clock)
+        self._drafters = DrafterPool(self.calibration, self.manifest.vocab_size, free, (LookupDrafter(),), model, clock)
         self._clock = clock
         self._serving: Context | None = None
         self._admission = Lock()
@@ -151,7 +151,8 @@ class Engine:
     def add_drafter(self, drafter: Drafter) -> None:
         """Let requests use a drafter of the app's own, by its name and within ``"auto"``.
 
-        Within ``"auto"`` it is asked in every round, so it should take no more than microseconds.
+        Within ``"auto"`` it is asked in every round, so it should take no more than microseconds. An exception, or a
+        proposal that cannot be verified, is logged, and the drafter is then left alone until the next text.
 
         Raises:
             RequestError: it is no drafter, or its name is taken.
@@ -330,6 +331,7 @@ class Engine:
             rounds = decode(self._target, speculation, context, rule, length, defer, observe, self._clock)
             logprobs: list[TokenLogprobs] = []
             while True:
+                self._require_open()
                 chunk = Chunk(output.poll(), (), ())
                 if output.finish_reason is None:
                     round_ = next(rounds)
@@ -406,6 +408,8 @@ def _last(chunks: Iterator[Chunk]) -> Completion:
 
 def _open_ngrams(path: str | os.PathLike[str] | None, manifest: Manifest) -> NgramTable:
     """The saved table, if there is one; a table is of use with one tokenizer only."""
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise RequestError(f"ngram_table is {path!r}, expected a path.")
     tokenizer = manifest.files[TOKENIZER].sha256
     if path is not None and Path(path).exists():
         return NgramTable.load(Path(path), tokenizer, manifest.vocab_size)

@@ -50,11 +50,13 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """Proposes tokens that the target then verifies. Nothing a drafter does can change the text, only the speed.
+    """Proposes tokens that the target then verifies.
 
-    One rule is owed in return: whether a token is proposed may depend on the tokens before it and on the law it is
-    drawn from, never on the token itself. Dropping unlikely draws after the fact would bias what is emitted. The same
-    holds for a token's evidence.
+    At temperature 0 and under the rule ``coupled``, nothing that is proposed can change the text, only the speed.
+
+    Under the other rules one thing is owed in return: whether a token is proposed may depend on the tokens before it
+    and on the law it is drawn from, never on the token itself. Dropping unlikely draws after the fact would bias what
+    is emitted. The same holds for a token's evidence.
     """
 
     @property
