@@ -617,11 +617,11 @@ def test_signed_weights_are_refused_where_their_products_saturate(
     with monkeypatch.context() as patched:
         patched.setattr("edge_spec.export.model.integer_products_saturate", lambda: True)
         unsigned = tiny_bundle(recipe="w8a8", letters=LETTERS, vocab_size=32, eos=None, seed=78)
-    monkeypatch.setattr("edge_spec.runtime.engine.integer_products_saturate", lambda: True)
+    monkeypatch.setattr("edge_spec.runtime.loaded_pair.integer_products_saturate", lambda: True)
     with pytest.raises(BundleError, match="int8 weights, whose products overflow on this processor"):
         edge_spec.load(signed)
     edge_spec.load(unsigned).close()
-    monkeypatch.setattr("edge_spec.runtime.engine.integer_products_saturate", lambda: False)
+    monkeypatch.setattr("edge_spec.runtime.loaded_pair.integer_products_saturate", lambda: False)
     edge_spec.load(signed).close()
 
 
