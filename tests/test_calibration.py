@@ -303,7 +303,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Calibration]:
         results.append(calibrate(*arguments))
         return results[-1]
 
-    monkeypatch.setattr("edge_spec.runtime.engine.calibrate", watched)
+    monkeypatch.setattr("edge_spec.runtime.loaded_pair.calibrate", watched)
     return results
 
 
@@ -328,7 +328,8 @@ def test_an_engine_takes_a_calibration_that_it_is_given(
     tiny_bundle: Bundles, folder: Path, measured: list[Calibration]
 ) -> None:
     with edge_spec.load(tiny_bundle(), calibration=CALIBRATION) as engine:
-        assert engine.calibration is CALIBRATION
+        assert engine.calibration.to_dict() == CALIBRATION.to_dict()
+        assert engine.calibration.costs is not CALIBRATION.costs  # which learn, and belong to one engine
     assert not measured
     assert not folder.exists()
     with pytest.raises(RequestError, match="calibration is 'stale', expected"):
