@@ -63,7 +63,7 @@ def run_demo(
         for number, text in enumerate(prompt, 1):
             lanes = (
                 _lane("plain", plain, text, max_new_tokens, "off", tokenizer),
-                _lane("speculative", speculative, text, max_new_tokens, "lookup", tokenizer),
+                _lane("speculative", speculative, text, max_new_tokens, "auto", tokenizer),
             )
             with open_view(console, f"prompt {number} of {len(prompt)}", text, lanes) as update:
                 race(lanes, update)
