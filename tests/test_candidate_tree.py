@@ -29,6 +29,13 @@ def evidence_by_path(proposal: Proposal) -> dict[tuple[int, ...], Evidence]:
     return dict(zip(paths_of(proposal), proposal.evidence, strict=True))
 
 
+def merged(*several: Proposal) -> CandidateTree:
+    tree = CandidateTree()
+    for proposal in several:
+        tree.add(proposal)
+    return tree
+
+
 def everything(tree: CandidateTree) -> Proposal:
     return tree.select(lambda evidence: 0.9, FREE.__getitem__, most=99).proposal
 
@@ -119,9 +126,7 @@ def test_what_speaks_most_strongly_for_a_token_counts() -> None:
 def test_every_token_behind_right_ones_is_compared_with_what_the_target_says(
     first: Proposal, second: Proposal, told: list[int]
 ) -> None:
-    tree = CandidateTree()
-    tree.add(first)
-    tree.add(second)
+    tree = merged(first, second)
     expected = {
         (path, evidence, path[-1] == told[len(path) - 1])
         for proposal in (first, second)
@@ -137,9 +142,7 @@ def test_every_token_behind_right_ones_is_compared_with_what_the_target_says(
 def test_no_other_tree_gains_more(
     first: Proposal, second: Proposal, table: dict[Evidence, float], cost: list[float], most: int
 ) -> None:
-    tree = CandidateTree()
-    tree.add(first)
-    tree.add(second)
+    tree = merged(first, second)
     chances = chances_of(table, first, second)
     selection = tree.select(table.__getitem__, cost.__getitem__, most)
     paths = paths_of(selection.proposal)
@@ -161,9 +164,7 @@ def test_no_other_tree_gains_more(
 def test_without_branches_no_other_path_gains_more(
     first: Proposal, second: Proposal, table: dict[Evidence, float], cost: list[float], most: int
 ) -> None:
-    tree = CandidateTree()
-    tree.add(first)
-    tree.add(second)
+    tree = merged(first, second)
     chances = chances_of(table, first, second)
     selection = tree.select(table.__getitem__, cost.__getitem__, most, branches=False)
     assert selection.proposal.parents is None
@@ -180,9 +181,7 @@ def test_without_branches_no_other_path_gains_more(
 def test_the_trunk_comes_first_and_no_other_path_promises_more(
     first: Proposal, second: Proposal, table: dict[Evidence, float], cost: list[float]
 ) -> None:
-    tree = CandidateTree()
-    tree.add(first)
-    tree.add(second)
+    tree = merged(first, second)
     proposal = tree.select(table.__getitem__, cost.__getitem__, 15).proposal
     chances = chances_of(table, first, second)
     promises = [sum(chances[path[: length + 1]] for length in range(len(path))) for path in paths_of(proposal)]

@@ -25,7 +25,8 @@ def print_legend(console: Console) -> None:
     example = Text("like this", ACCEPTED) if console.is_terminal else Text("[like this]")
     legend = Text.assemble(
         "One model answers twice. Plainly, every token takes one call of the model. Speculatively, the next tokens are "
-        "looked up in the prompt and the text so far, and one call checks several: those it accepted are shown ",
+        "guessed from the text so far and from what the model thought of before, and one call checks several: those it "
+        "accepted are shown ",
         example,
         ".",
     )

@@ -14,7 +14,7 @@ from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter, usual_evidence
 from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
 from edge_spec.runtime.goodput import Goodput, ProbingCredit
-from edge_spec.runtime.proposal import Evidence, Proposal
+from edge_spec.runtime.proposal import Evidence, Proposal, deferred_evidence
 from edge_spec.runtime.speculation import Timing
 
 # Tokens asked of drafters that cost next to nothing, of which the best are then proposed.
@@ -174,7 +174,7 @@ class Controller:
             0 if the model promises less than there is anyway; 1 for a probe.
         """
         past, rate = len(context.tokens) - 1, self._rate
-        chances = [self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ()]
+        chances = self._chances(guess)
         surely = sum(prod(chances[: depth + 1]) for depth in range(len(chances))) - self._row_cost(past)(len(guess))
         unread, cached = model.unread(context, guess), model.cached(context, guess)
         catching_up = self._costs.draft(cached, unread) - self._costs.draft(cached, 1)
@@ -186,6 +186,10 @@ class Controller:
             return most
         verifying = self._costs.verify(2 + len(guess), past) - self._costs.verify(1, past)
         return int(self._credit.spend(self._costs.draft(cached, unread) + verifying))
+
+    def _chances(self, guess: tuple[int, ...]) -> list[float]:
+        """How likely each token of the guess is to be accepted if those before it are."""
+        return [self._acceptance.estimate(deferred_evidence(depth)) for depth in range(len(guess))]
 
     def _outlook(self, chance: float, evidence: Evidence, rows: int, past: int, cached: int, most: int) -> float:
         """What drafting goes on to bring, at best, less what it costs; in tokens.
@@ -222,7 +226,7 @@ class Controller:
         """Let the model draft while it pays; its tokens, what there was before, and what the free drafters add."""
         past, cached = len(context.tokens) - 1, model.cached(context, guess)
         usual = usual_evidence(context)
-        surely = prod(self._acceptance.estimate(reason) for reason in Proposal().after(guess).evidence or ())
+        surely = prod(self._chances(guess))
 
         def another(chain: Sequence[Evidence]) -> bool:
             chance = surely * prod(self._acceptance.estimate(reason) for reason in chain)

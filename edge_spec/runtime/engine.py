@@ -77,7 +77,7 @@ def load(
             need not exist.
 
     Raises:
-        BundleError: the bundle is missing, damaged, newer than this reader, or made for another processor.
+        BundleError: the bundle is missing, damaged, written by another version's format, or made for another processor.
         ProviderError: ``device`` does not work here.
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range.

@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from edge_spec.errors import LogitsError
 from edge_spec.runtime.noise import Stream as Stream
-from edge_spec.runtime.noise import gumbel as gumbel
 from edge_spec.runtime.noise import sample as sample
 from edge_spec.runtime.noise import uniform as uniform
 from edge_spec.runtime.sampling_params import SamplingParams as SamplingParams
-from edge_spec.runtime.sampling_params import stop_strings as stop_strings
 
 
 def greedy_tokens(logits: NDArray[np.float32]) -> NDArray[np.int64]:
