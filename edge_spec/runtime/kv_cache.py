@@ -1,4 +1,4 @@
-"""The KV cache of one model: preallocated buffers that the graph updates in place."""
+"""The KV cache of one text: preallocated buffers that the graph updates in place."""
 
 from __future__ import annotations
 
@@ -9,41 +9,76 @@ from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
 
 
-class KVCache:
-    """Keys and values of every layer, bound once as both past and present.
+# Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
+_STEP = 256
+# A long cache grows by this share of itself, so that all copying together stays in proportion to its length.
+_GROWTH = 8
 
-    Only the first ``length`` slots count, so taking tokens back is a smaller number: no copy, no clearing.
+
+class KVCache:
+    """Keys and values of every layer, bound as both past and present.
+
+    Only the first ``length`` slots count, so taking tokens back is a smaller number: no copy, no clearing. Buffers
+    grow with the text, and whoever has bound them must bind them again when they have.
 
     Attributes:
-        capacity: slots per layer, one token each.
+        limit: most slots per layer, one token each.
+        capacity: slots there are now.
         length: tokens held.
     """
 
-    def __init__(self, onnxruntime: Any, facts: ArchitectureRecord, capacity: int, dtype: Any, device: str) -> None:
-        """Allocate the buffers.
+    def __init__(self, onnxruntime: Any, facts: ArchitectureRecord, limit: int, dtype: Any, device: str) -> None:
+        """Start an empty cache without buffers.
 
         Args:
             onnxruntime: the imported module.
             facts: sizes of the model.
-            capacity: slots per layer.
+            limit: most slots per layer.
             dtype: numpy type of the buffers.
             device: ``"cpu"`` or ``"cuda"``, where the buffers lie.
         """
-        self.capacity = capacity
+        self.limit = limit
+        self.capacity = 0
         self.length = 0
+        self._ort = onnxruntime
+        self._facts = facts
+        self._dtype = dtype
         self._device = device
-        self._shape = [1, facts.kv_heads, capacity, facts.head_size]
-        # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
-        self._buffers = {
-            f"{layer}.{part}": onnxruntime.OrtValue.ortvalue_from_shape_and_type(self._shape, dtype, device)
-            for layer in range(facts.layers)
-            for part in ("key", "value")
-        }
+        self._names = [f"{layer}.{part}" for layer in range(facts.layers) for part in ("key", "value")]
+        self._buffers: dict[str, Any] = {}
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes reserved for the buffers."""
+        """Bytes of the buffers there are."""
         return sum(int(value.tensor_size_in_bytes()) for value in self._buffers.values())
+
+    def slots_for(self, length: int) -> int:
+        """How many slots are allocated for so many tokens."""
+        if self._device != "cpu":  # what lies on a device cannot be copied without a detour
+            return self.limit
+        step = max(_STEP, length // _GROWTH // _STEP * _STEP)
+        return min(-(-length // step) * step, self.limit)
+
+    def reserve(self, slots: int) -> None:
+        """Make room for so many tokens, if there is not enough.
+
+        Raises:
+            RequestError: more than the limit.
+            Exception: whatever ONNX Runtime raises where the system has no memory left; the cache is then empty.
+        """
+        if slots <= self.capacity:
+            return
+        if slots > self.limit:
+            raise RequestError(f"{slots} tokens do not fit a cache of {self.limit}.")
+        self._resize(self.slots_for(slots))
+
+    def shrink(self, slots: int = 0) -> None:
+        """Give back what is not needed for so many tokens; those behind them are forgotten."""
+        self.length = min(self.length, slots)
+        if slots == 0:
+            self.capacity, self._buffers = 0, {}
+        elif self.slots_for(slots) < self.capacity:
+            self._resize(self.slots_for(slots))
 
     def bind(self, binding: Any) -> None:
         """Bind every buffer to its past input and its present output."""
@@ -56,10 +91,9 @@ class KVCache:
 
         Memory that was never written reads faster than a real past, so on CPU numbers are put there.
         """
-        if not self.length <= length <= self.capacity:
-            raise RequestError(
-                f"Cannot fill the cache up to {length} tokens; it holds {self.length} of {self.capacity}."
-            )
+        if not self.length <= length <= self.limit:
+            raise RequestError(f"Cannot fill the cache up to {length} tokens; it holds {self.length} of {self.limit}.")
+        self.reserve(length)
         if self._device == "cpu":
             for value in self._buffers.values():
                 value.numpy()[:, :, self.length : length] = 0.01
@@ -90,3 +124,18 @@ class KVCache:
                 rows = value.numpy()
                 rows[:, :, length:stop] = rows[:, :, chosen]
         self.length = stop
+
+    def _resize(self, capacity: int) -> None:
+        """Move the tokens into buffers of another size, one by one: both sizes at once might not fit the memory."""
+        shape = [1, self._facts.kv_heads, capacity, self._facts.head_size]
+        try:
+            for name in self._names:
+                # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
+                value = self._ort.OrtValue.ortvalue_from_shape_and_type(shape, self._dtype, self._device)
+                if self.length:
+                    value.numpy()[:, :, : self.length] = self._buffers[name].numpy()[:, :, : self.length]
+                self._buffers[name] = value
+        except BaseException:  # a layer's keys and values must never differ in size
+            self.shrink()
+            raise
+        self.capacity = capacity

@@ -26,10 +26,14 @@ _MOST_SHAPES = 64
 
 
 class Model:
-    """A graph with its cache.
+    """A graph, and the cache of the text that it works on.
 
     ``forward`` never reads or writes beyond what it is told: tokens are appended to the cache, and whoever wants
     them gone again calls ``cache.rollback``.
+
+    Attributes:
+        context: most tokens of a text.
+        cache: that of the current text.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class Model:
             bundle: the validated bundle.
             record: which of its models.
             providers: execution providers, the one that does the work first.
-            context: tokens the cache must be able to hold.
+            context: most tokens of a text.
             exact_rows: whether a row must have the same bits whatever rows travel with it, which a target owes so
                 that speculation does not show. Calls are padded for it: kernels for one row round differently from
                 those for several.
@@ -70,10 +74,9 @@ class Model:
         graph = record.graphs[0]
         self._takes_trees = graph.tree
         self._session = self._open(bundle, graph.path, providers, threads)
-        # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
-        slots = context + (fixed_rows or 1)
-        self.cache = KVCache(self._ort, record.architecture, slots, self._dtype, self._device)
+        self._architecture = record.architecture
+        self.cache = self.new_cache()
         self._calls: dict[tuple[int, int], CallBuffers] = {}
         self._logits = np.empty((0, self._logits_size), np.float32)
 
@@ -91,6 +94,24 @@ class Model:
     def widest_tree(self) -> int:
         """Most draft tokens of one call that travel with the text's last token."""
         return (self._fixed_rows or PREFILL_ROWS) - 1
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for another text, see :meth:`use`."""
+        # Padding rows are written behind the last token, so the buffers may grow that much longer.
+        slots = self.context + (self._fixed_rows or 1)
+        return KVCache(self._ort, self._architecture, slots, self._dtype, self._device)
+
+    def use(self, cache: KVCache) -> None:
+        """Work on the text of another cache from now on."""
+        if cache is not self.cache:
+            self._calls.clear()
+            self.cache = cache
+
+    def shrink(self, cache: KVCache, slots: int = 0) -> None:
+        """Give back what a cache of this model does not need for so many tokens; those behind them are forgotten."""
+        if cache is self.cache:
+            self._calls.clear()  # they hold the buffers
+        cache.shrink(slots)
 
     def forward(
         self,
@@ -113,7 +134,7 @@ class Model:
             float32 [R, vocab], valid until the next call.
 
         Raises:
-            RequestError: the tokens do not fit into the cache, a chain graph is given positions or a mask, or an
+            RequestError: the tokens do not fit into the context, a chain graph is given positions or a mask, or an
                 empty cache is given positions.
         """
         rows, past = len(token_ids), self.cache.length
@@ -126,6 +147,9 @@ class Model:
         if positions is not None and past == 0:
             raise RequestError("An empty cache takes no positions; put the first token into it before a tree.")
         padded, wanted = self._padded(rows), len(logit_rows)
+        if past + padded > self.cache.capacity:
+            self._calls.clear()  # they hold the buffers that are too small
+            self.cache.reserve(past + padded)
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
         call = self._call(padded, self._padded(wanted) if wanted else 0)
         call.fill(token_ids, logit_rows, positions, past)

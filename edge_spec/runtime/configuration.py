@@ -1,0 +1,33 @@
+"""How a pair is loaded: everything that decides how much memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KVType = Literal["float32", "float16", "int8"]
+
+# The most draft tokens of a round: with the text's last token they fill one prefill chunk.
+WIDEST = 63
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a memory plan decides.
+
+    Attributes:
+        context: most tokens of prompt and output together.
+        conversations: how many texts of that length can be kept in the target's caches at once.
+        widest: most draft tokens of a round.
+        draft: whether the draft model is loaded.
+        draft_window: most tokens in the draft's cache.
+        target_kv, draft_kv: how keys and values are stored.
+    """
+
+    context: int
+    conversations: int
+    widest: int
+    draft: bool
+    draft_window: int
+    target_kv: KVType
+    draft_kv: KVType
