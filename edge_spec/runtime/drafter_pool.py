@@ -11,7 +11,8 @@ from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.guarded import GuardedDrafter
-from edge_spec.runtime.drafters.model import PRIORS, ModelDrafter, evidence_of
+from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.model_choice import PRIORS, evidence_of
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.goodput import ProbingCredit
 from edge_spec.runtime.proposal import DEFERRED
