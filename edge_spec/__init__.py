@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge_spec.runtime.logprobs import TokenLogprobs
     from edge_spec.runtime.proposal import Proposal
     from edge_spec.runtime.sampling_params import SamplingParams
+    from edge_spec.runtime.session import Session
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "Outcome",
     "Proposal",
     "SamplingParams",
+    "Session",
     "TokenLogprobs",
     "load",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "Outcome": "edge_spec.runtime.drafters.protocol",
     "Proposal": "edge_spec.runtime.proposal",
     "SamplingParams": "edge_spec.runtime.sampling_params",
+    "Session": "edge_spec.runtime.session",
     "TokenLogprobs": "edge_spec.runtime.logprobs",
     "load": "edge_spec.runtime.engine",
 }

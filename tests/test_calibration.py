@@ -299,8 +299,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Calibration]:
     """The calibrations that engines measured."""
     results: list[Calibration] = []
 
-    def watched(*arguments: Any) -> Calibration:
-        results.append(calibrate(*arguments))
+    def watched(*arguments: Any, **options: Any) -> Calibration:
+        results.append(calibrate(*arguments, **options))
         return results[-1]
 
     monkeypatch.setattr("edge_spec.runtime.loaded_pair.calibrate", watched)

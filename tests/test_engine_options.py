@@ -308,7 +308,7 @@ def test_nothing_behind_the_end_is_left_in_cache_or_context(
         contexts.append(Context(*arguments))
         return contexts[-1]
 
-    monkeypatch.setattr("edge_spec.runtime.engine.Context", recorded)
+    monkeypatch.setattr("edge_spec.runtime.request.Context", recorded)
     options = dict(ENDINGS[ending])
     if ending == "cancelled":
         polls = itertools.count()
@@ -486,4 +486,4 @@ def test_public_names_lead_to_what_they_name() -> None:
 def _engines_are_left_idle(pair: Engine, writer: Engine) -> Iterator[None]:
     """Engines are shared by the tests of this file; a test that left one busy would break the next."""
     yield
-    assert pair._serving is None and writer._serving is None
+    assert not pair._admission._queue and not writer._admission._queue

@@ -74,6 +74,11 @@ class CachePool:
             self._texts.remove(text)
             self._evict(text)
 
+    def clear(self) -> None:
+        """Forget all texts."""
+        while self._texts:
+            self._evict(self._texts.pop())
+
     def use(self, text: CachedText, length: int) -> None:
         """Make a text the model's current one, with room to grow to ``length`` tokens."""
         self._texts.remove(text)

@@ -72,6 +72,7 @@ def calibrate(
     tokens: Sequence[int],
     progress: Progress | None = None,
     clock: Clock = perf_counter,
+    most_rows: int = _TARGET_ROWS[-1],
 ) -> Calibration:
     """Measure a pair.
 
@@ -84,12 +85,13 @@ def calibrate(
         tokens: a short text, such as that of :data:`TEXT`.
         progress: told the stage and which share of it is done.
         clock: seconds.
+        most_rows: rows of the widest call that a round can have.
     """
     report = progress or (lambda stage, done: None)
     text = list(tokens[: min(_TEXT_TOKENS, max(1, target.context // 4))]) or [0]
     start = len(text)
     try:
-        costs, overhead = _measure_target(target, text, report, clock)
+        costs, overhead = _measure_target(target, text, most_rows, report, clock)
     finally:
         target.cache.rollback(0)
     if draft is None:
@@ -102,9 +104,11 @@ def calibrate(
     return Calibration(Costs(costs, draft_costs, overhead), agreement)
 
 
-def _measure_target(target: Model, text: list[int], report: Progress, clock: Clock) -> tuple[CallCosts, float]:
+def _measure_target(
+    target: Model, text: list[int], most_rows: int, report: Progress, clock: Clock
+) -> tuple[CallCosts, float]:
     """Append what the target says to ``text``; return the costs of its calls and the seconds between them."""
-    widths = [rows for rows in _TARGET_ROWS if rows <= target.context // 2] or [1]
+    widths = [rows for rows in _TARGET_ROWS if rows <= min(target.context // 2, most_rows)] or [1]
     room = target.context - widths[-1]
     far_past, far_widths = _far(target)
     timer = CallTimer(target, far_past, clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -54,3 +55,12 @@ class Chunk:
     origins: tuple[str, ...]
     completion: Completion | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+def last_completion(chunks: Iterator[Chunk]) -> Completion:
+    """Read a stream to its end and return the completion that its last chunk carries."""
+    completion = None
+    for chunk in chunks:
+        completion = chunk.completion
+    assert completion is not None  # every stream ends with one
+    return completion

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
-from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_spec.bundle import TOKENIZER, Bundle, Manifest, open_bundle
 from edge_spec.errors import RequestError
+from edge_spec.runtime.admission import Admission
+from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
 from edge_spec.runtime.chat_template import checked_messages
-from edge_spec.runtime.completion import Chunk, Completion
+from edge_spec.runtime.completion import Chunk, Completion, last_completion
+from edge_spec.runtime.configuration import WIDEST, Configuration, KVType
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
@@ -26,19 +26,16 @@ from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.exactness import Exactness
+from edge_spec.runtime.generation import generate
 from edge_spec.runtime.loaded_pair import load_pair
-from edge_spec.runtime.logits_processors import LogitsPipeline, LogitsProcessor
-from edge_spec.runtime.logprobs import TokenLogprobs
-from edge_spec.runtime.loop import Round, decode, prefill
-from edge_spec.runtime.model import PREFILL_ROWS
+from edge_spec.runtime.logits_processors import LogitsProcessor
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
-from edge_spec.runtime.sampling_params import SamplingParams
-from edge_spec.runtime.speculation import Speculation
+from edge_spec.runtime.request import Request, RequestReader, checked_count
+from edge_spec.runtime.session import Session
 from edge_spec.runtime.statistics import Statistics
-from edge_spec.runtime.verification import RULES, Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,6 +51,7 @@ def load(
     path: str | os.PathLike[str],
     device: str = "auto",
     context: int | None = None,
+    conversations: int = 1,
     threads: int | None = None,
     exactness: Exactness | None = None,
     calibration: Calibration | Literal["fresh"] | None = None,
@@ -66,6 +64,7 @@ def load(
         path: the bundle's folder, as written by ``edge-spec export``.
         device: ``"auto"`` runs on what the bundle is for; ``"cpu"`` and ``"cuda"`` insist.
         context: most tokens of prompt and output together; by default 4096, or the model's limit if that is less.
+        conversations: how many texts of that length keep their cache at once, see :class:`edge_spec.Session`.
         threads: CPU threads, by default one per physical core.
         exactness: what is owed. ``"bitwise"``: speculation changes no bit; measured while loading, and where kernels
             depend on the width of a call, reached by giving every call the same. ``"distribution"``: the text follows
@@ -82,11 +81,17 @@ def load(
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range.
     """
-    return Engine(open_bundle(path), device, context, threads, exactness, calibration, progress, ngram_table)
+    return Engine(
+        open_bundle(path), device, context, conversations, threads, exactness, calibration, progress, ngram_table
+    )
 
 
 class Engine:
-    """A loaded pair and its caches; serves one generation at a time.
+    """A loaded pair and its caches.
+
+    Threads may share it: it serves one generation at a time, in the order in which they are begun. Consecutive requests
+    whose texts begin alike are answered without reading the beginning again; :meth:`session` does that for each of
+    several conversations.
 
     Attributes:
         manifest: what the bundle says of itself.
@@ -99,10 +104,11 @@ class Engine:
     def __init__(
         self,
         bundle: Bundle,
-        device: str,
-        context: int | None,
-        threads: int | None,
-        exactness: Exactness | None,
+        device: str = "auto",
+        context: int | None = None,
+        conversations: int = 1,
+        threads: int | None = None,
+        exactness: Exactness | None = None,
         calibration: Calibration | Literal["fresh"] | None = None,
         progress: Progress | None = None,
         ngram_table: str | os.PathLike[str] | None = None,
@@ -111,11 +117,12 @@ class Engine:
         """Load both models; see :func:`load`."""
         self.manifest: Manifest = bundle.manifest
         limit = self.manifest.context_length
-        self.context = min(DEFAULT_CONTEXT, limit) if context is None else _checked_count("context", context, 2)
+        self.context = min(DEFAULT_CONTEXT, limit) if context is None else checked_count("context", context, 2)
         if self.context > limit:
             raise RequestError(f"context is {context}, expected at most {limit}, the limit of this bundle's target.")
+        conversations = checked_count("conversations", conversations, 1)
         if threads is not None:
-            threads = _checked_count("threads", threads, 1)
+            threads = checked_count("threads", threads, 1)
             if threads > MOST_THREADS:
                 raise RequestError(
                     f"threads is {threads}, expected at most {MOST_THREADS}; one per physical core is best."
@@ -125,21 +132,33 @@ class Engine:
         if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
             raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
-        ngrams = _open_ngrams(ngram_table, self.manifest)
-        pair = load_pair(bundle, providers, self.context, threads, exactness, calibration, progress)
+        self._ngrams = _open_ngrams(ngram_table, self.manifest)
+        kv: KVType = "float16" if self.manifest.device == "cuda" else "float32"
+        configuration = Configuration(
+            self.context, conversations, WIDEST, self.manifest.draft is not None, self.context, kv, kv
+        )
+        pair = load_pair(bundle, providers, configuration, threads, exactness, calibration, progress)
         self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration
         self.context = self._target.context
         self._tokenizer = pair.tokenizer
-        self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
-        self._ngrams = ngrams
-        free = (SuffixDrafter(ngrams), RecyclingDrafter())
+        free = (SuffixDrafter(self._ngrams), RecyclingDrafter())
         model = None
         if pair.draft is not None:
             model = ModelDrafter(pair.draft, on_call=self.calibration.costs.observe_draft, clock=clock)
         self._drafters = DrafterPool(self.calibration, self.manifest.vocab_size, free, (LookupDrafter(),), model, clock)
+        self._requests = RequestReader(
+            PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context),
+            self._drafters,
+            self.manifest.vocab_size,
+            self.exactness,
+            self._target.takes_trees,
+            min(configuration.widest, self._target.widest_tree),
+        )
+        self._caches = CachePool(self._target, conversations * self._target.cache.limit)
+        self._text = self._caches.add()
+        self._admission = Admission()
         self._clock = clock
-        self._serving: Context | None = None
-        self._admission = Lock()
+        self._process = os.getpid()
         self._closed = False
 
     @property
@@ -164,20 +183,21 @@ class Engine:
         """Write what drafting has learned from generated texts, and so pieces of them, to a file for :func:`load`.
 
         Raises:
-            RequestError: the engine is generating, or closed.
+            RequestError: the engine is generating for this thread, or closed.
             BundleError: the file cannot be written; an older one is then still there.
         """
-        self._require_idle()
-        self._drafters.rollback(0)  # makes the last text known
-        self._ngrams.save(Path(path))
+        self._require_open()
+        with self._admission.turn():
+            self._drafters.rollback(0)  # makes the last text known
+            self._ngrams.save(Path(path))
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
         """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
-        return _last(self.stream(prompt, **options))
+        return last_completion(self.stream(prompt, **options))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Completion:
         """Answer ``messages``, such as ``[{"role": "user", "content": "Hi"}]``; see :meth:`stream` for the options."""
-        return _last(self.stream(checked_messages(messages), **options))
+        return last_completion(self.stream(checked_messages(messages), **options))
 
     def stream(
         self,
@@ -239,52 +259,43 @@ class Engine:
             RequestError: an option is out of range, the prompt does not fit, or the engine is busy.
             LogitsError: while generating, if a step leaves no token to choose.
         """
-        self._require_idle()
-        given: dict[str, Any] = {
+        options: GenerationOptions = {
+            "max_new_tokens": max_new_tokens,
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
             "min_p": min_p,
             "seed": seed,
-            "max_new_tokens": max_new_tokens,
-            "stop": stop,
             "repetition_penalty": repetition_penalty,
             "presence_penalty": presence_penalty,
             "frequency_penalty": frequency_penalty,
-            "logit_bias": logit_bias or (),
+            "logit_bias": logit_bias or {},
             "allowed_token_ids": allowed_token_ids,
             "banned_token_ids": banned_token_ids,
+            "logits_processors": logits_processors,
+            "stop": stop,
             "stop_token_ids": stop_token_ids,
-            "logprobs": logprobs,
             "deadline": deadline,
+            "cancelled": cancelled,
+            "logprobs": logprobs,
+            "speculation": speculation,
+            "verification": verification,
+            "max_draft": max_draft,
+            "tree": tree,
         }
-        sampling = SamplingParams(**given)
-        sampling.require_vocabulary(self.manifest.vocab_size)
-        if not sampling.greedy:
-            sampling = sampling.seeded()
-        if max_draft is not None:
-            max_draft = _checked_count("max_draft", max_draft, 0)
-            if max_draft >= PREFILL_ROWS:
-                raise RequestError(f"max_draft is {max_draft}, expected at most {PREFILL_ROWS - 1}.")
-        if not isinstance(tree, bool):
-            raise RequestError(f"tree is {tree!r}, expected True or False.")
-        rule = _choose_rule(verification)
-        if cancelled is not None and not callable(cancelled):
-            raise RequestError(f"cancelled is {cancelled!r}, expected a function without arguments.")
-        pipeline = LogitsPipeline(sampling, logits_processors)
-        context = Context(self._prompts.encode(prompt_or_messages), sampling, pipeline, rule.coupled)
-        branches = tree and self._target.takes_trees and (sampling.greedy or rule.trees)
-        # Only the coupled rule owes the same bits; the others owe the same law, which branches obey.
-        defer = self.exactness == "bitwise" and (sampling.greedy or rule.coupled)
-        choice = self._drafters.speculation(speculation, max_draft, branches, defer, self._target.widest_tree)
-        return self._generate(context, choice, rule, defer, cancelled)
+        return self._stream(self._text, prompt_or_messages, options)
+
+    def session(self) -> Session:
+        """Begin a conversation with a cache of its own; see :class:`edge_spec.Session`."""
+        self._require_open()
+        return Session(self._caches.add(), self._stream, self._forget)
 
     def close(self) -> None:
         """Free the models; the engine cannot generate any more. Closing twice does no harm."""
-        self._closed = True
-        for part in ("_target", "_drafters"):
-            if hasattr(self, part):
-                delattr(self, part)
+        if not self._closed:
+            self._closed = True
+            self._caches.clear()
+            del self._target, self._drafters, self._requests, self._caches
 
     def __enter__(self) -> Engine:
         """Return the engine itself."""
@@ -296,114 +307,74 @@ class Engine:
         """Close the engine."""
         self.close()
 
-    def _generate(
-        self,
-        context: Context,
-        speculation: Speculation | None,
-        rule: Rule,
-        defer: bool,
-        cancelled: Callable[[], bool] | None,
+    def _stream(
+        self, text: CachedText, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]
     ) -> Iterator[Chunk]:
-        started = self._clock()
-        with self._admission:
-            self._require_idle()
-            self._serving = context
-        try:
-            sampling = context.sampling
-            seed = None if sampling.greedy else sampling.seed
-            statistics = Statistics(prompt_tokens=len(context.tokens), seed=seed)
-            prompt_length = len(context.tokens)
-            output = Output(
-                self._tokenizer,
-                sampling,
-                self.manifest.eos_token_ids,
-                room=self.context - prompt_length,
-                cancelled=cancelled,
-                started=started,
-                clock=self._clock,
-            )
-            self._rollback(0)
-            if output.finish_reason is None:
-                prefill(self._target, context)
-            statistics.record_prefill(self._clock() - started)
-            length = prompt_length + output.limit
-            observe = self.calibration.costs.observe_verify
-            rounds = decode(self._target, speculation, context, rule, length, defer, observe, self._clock)
-            logprobs: list[TokenLogprobs] = []
-            while True:
-                self._require_open()
-                chunk = Chunk(output.poll(), (), ())
-                if output.finish_reason is None:
-                    round_ = next(rounds)
-                    text, emitted = output.push(round_.tokens)
-                    statistics.record(round_, len(emitted))
-                    chunk = _chunk(text, emitted, round_)
-                    logprobs.extend(chunk.logprobs or ())
-                if output.finish_reason is None:
-                    yield chunk
-                    continue
-                # What lies behind the end of the text is nobody's past.
-                context.history.rollback(prompt_length + len(output.token_ids))
-                self._rollback(len(context.tokens))
-                completion = Completion(
-                    output.text,
-                    tuple(output.token_ids),
-                    output.finish_reason,
-                    statistics,
-                    None if sampling.logprobs is None else tuple(logprobs),
-                )
-                self._release(context)  # whoever stops reading at the last chunk leaves the engine free
-                yield replace(chunk, completion=completion)
-                return
-        finally:
-            self._release(context)
+        """Check a request, and begin to answer it once somebody reads the answer."""
+        self._require_open()
+        self._admission.require_no_turn()
+        return self._answer(text, self._requests.read(prompt, options))
 
-    def _rollback(self, length: int) -> None:
-        self._target.cache.rollback(min(length, self._target.cache.length))
-        self._drafters.rollback(length)
+    def _answer(self, text: CachedText, request: Request) -> Iterator[Chunk]:
+        started = self._clock()
+        context = request.context
+        prompt_length = len(context.tokens)
+        output = Output(
+            self._tokenizer,
+            context.sampling,
+            self.manifest.eos_token_ids,
+            room=self.context - prompt_length,
+            cancelled=request.cancelled,
+            started=started,
+            clock=self._clock,
+        )
+        statistics = Statistics(prompt_length, None if context.sampling.greedy else context.sampling.seed)
+        last = None
+        with self._admission.turn(lambda: self._closed or _has_ended(output)) as admitted:
+            self._require_open()
+            statistics.waiting_seconds = self._clock() - started
+            if admitted:
+                self._caches.use(text, prompt_length + output.limit)
+                statistics.reused_tokens = text.begin(context.tokens)
+                self._drafters.rollback(0)
+            try:
+                on_call = self.calibration.costs.observe_verify
+                for chunk in generate(
+                    self._target, request, output, statistics, self._between_rounds, on_call, self._clock
+                ):
+                    if chunk.completion is None:
+                        yield chunk
+                    last = chunk
+            finally:
+                if admitted and not self._closed:
+                    # Rows of branches that were committed are not what another division into calls would give.
+                    exact = request.defer or self.exactness == "distribution"
+                    text.end(context.tokens if exact else context.tokens[:prompt_length])
+                    self._drafters.rollback(len(context.tokens))
+        assert last is not None  # every generation ends with one
+        yield last  # whoever stops reading here leaves the engine free
+
+    def _between_rounds(self, context: Context) -> None:
+        self._require_open()
+
+    def _forget(self, text: CachedText) -> None:
+        if not self._closed:
+            with self._admission.turn():
+                self._caches.remove(text)
 
     def _require_open(self) -> None:
         if self._closed:
             raise RequestError("This engine is closed; load the bundle again.")
-
-    def _require_idle(self) -> None:
-        self._require_open()
-        if self._serving is not None:
+        if os.getpid() != self._process:
             raise RequestError(
-                "This engine is already generating. Exhaust or close the other stream first, or load another engine."
+                "This engine was loaded before the process was forked, and its threads did not come along. Load the "
+                "bundle in the new process, or start that with multiprocessing's 'spawn'."
             )
 
-    def _release(self, context: Context) -> None:
-        if self._serving is context:
-            self._serving = None
 
-
-def _choose_rule(verification: str | None) -> Rule:
-    name = "coupled" if verification is None else verification
-    if name not in tuple(RULES):
-        known = ", ".join(map(repr, RULES))
-        raise RequestError(f"verification is {verification!r}, expected one of {known}.")
-    return RULES[name]
-
-
-def _chunk(text: str, emitted: tuple[int, ...], round_: Round) -> Chunk:
-    """Describe what a round added: of its tokens only those that were emitted."""
-    logprobs = None if round_.logprobs is None else round_.logprobs[: len(emitted)]
-    return Chunk(text, emitted, round_.origins[: len(emitted)], logprobs=logprobs)
-
-
-def _checked_count(name: str, value: Any, lowest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < lowest:
-        raise RequestError(f"{name} is {value!r}, expected an integer of at least {lowest}.")
-    return int(value)
-
-
-def _last(chunks: Iterator[Chunk]) -> Completion:
-    completion = None
-    for chunk in chunks:
-        completion = chunk.completion
-    assert completion is not None  # every stream ends with one
-    return completion
+def _has_ended(output: Output) -> bool:
+    output.poll()
+    return output.finish_reason is not None
 
 
 def _open_ngrams(path: str | os.PathLike[str] | None, manifest: Manifest) -> NgramTable:

@@ -8,7 +8,6 @@ from typing import Any
 from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
 
-
 # Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
 _STEP = 256
 # A long cache grows by this share of itself, so that all copying together stays in proportion to its length.
@@ -25,6 +24,7 @@ class KVCache:
         limit: most slots per layer, one token each.
         capacity: slots there are now.
         length: tokens held.
+        version: changes whenever the buffers do.
     """
 
     def __init__(self, onnxruntime: Any, facts: ArchitectureRecord, limit: int, dtype: Any, device: str) -> None:
@@ -40,6 +40,7 @@ class KVCache:
         self.limit = limit
         self.capacity = 0
         self.length = 0
+        self.version = 0
         self._ort = onnxruntime
         self._facts = facts
         self._dtype = dtype
@@ -77,6 +78,7 @@ class KVCache:
         self.length = min(self.length, slots)
         if slots == 0:
             self.capacity, self._buffers = 0, {}
+            self.version += 1
         elif self.slots_for(slots) < self.capacity:
             self._resize(self.slots_for(slots))
 
@@ -128,6 +130,7 @@ class KVCache:
     def _resize(self, capacity: int) -> None:
         """Move the tokens into buffers of another size, one by one: both sizes at once might not fit the memory."""
         shape = [1, self._facts.kv_heads, capacity, self._facts.head_size]
+        self.version += 1
         try:
             for name in self._names:
                 # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.

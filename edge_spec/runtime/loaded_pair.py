@@ -12,6 +12,7 @@ from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
+from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer
@@ -38,13 +39,22 @@ class LoadedPair:
 def load_pair(
     bundle: Bundle,
     providers: Sequence[str],
-    context: int,
+    configuration: Configuration,
     threads: int | None,
     exactness: Exactness | None,
     calibration: Calibration | Literal["fresh"] | None,
     progress: Progress | None,
 ) -> LoadedPair:
-    """Load the models, and measure what was not given; arguments as in :func:`edge_spec.load`.
+    """Load the models, and measure what was not given; see :func:`edge_spec.load`.
+
+    Args:
+        bundle: the validated bundle.
+        providers: execution providers, the one that does the work first.
+        configuration: what the memory plan decided.
+        threads: CPU threads.
+        exactness: what is owed.
+        calibration: what calls cost here, if it is known.
+        progress: told what is being measured.
 
     Raises:
         BundleError: ONNX Runtime refuses a graph, or the bundle was made for another processor.
@@ -53,16 +63,18 @@ def load_pair(
     manifest = bundle.manifest
     _require_exact_integers(bundle)
 
-    def model(record: ModelRecord, exact_rows: bool, fixed_rows: int | None = None) -> Model:
+    def model(record: ModelRecord, context: int, exact_rows: bool, fixed_rows: int | None = None) -> Model:
         # The rotary table ends one row behind the context, and padding rows need their place in it.
         longest = record.architecture.context_length + 1 - (fixed_rows or 1)
         return Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows)
 
     def target_of(fixed_rows: int | None) -> Model:
-        return model(manifest.target, exact_rows=True, fixed_rows=fixed_rows)
+        return model(manifest.target, configuration.context, exact_rows=True, fixed_rows=fixed_rows)
 
     target, level = load_at_level(target_of, exactness, manifest.vocab_size)
-    draft = None if manifest.draft is None else model(manifest.draft, exact_rows=False)
+    draft = None
+    if manifest.draft is not None and configuration.draft:
+        draft = model(manifest.draft, configuration.draft_window, exact_rows=False)
     tokenizer = TextTokenizer(bundle.tokenizer_path)
     if isinstance(calibration, Calibration):
         calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
@@ -73,13 +85,23 @@ def load_pair(
             "provider": providers[0],
             "threads": threads,
             "context": target.context,
+            "widest": configuration.widest,
+            "draft": draft is not None,
+            "draft_window": configuration.draft_window,
             "fixed_rows": target.fixed_rows,
             "onnxruntime": import_onnxruntime().__version__,
         }
         text = tokenizer.encode(TEXT)
         calibration = load_or_calibrate(
-            key, lambda: calibrate(target, draft, text, progress), default_folder(), fresh=calibration == "fresh"
+            key,
+            lambda: calibrate(target, draft, text, progress, most_rows=1 + configuration.widest),
+            default_folder(),
+            fresh=calibration == "fresh",
         )
+    # What was measured with is not the size of what comes.
+    for loaded in (target, draft):
+        if loaded is not None:
+            loaded.shrink(loaded.cache)
     return LoadedPair(target, draft, tokenizer, level, calibration)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.bundle import Bundle, ModelRecord
-from edge_spec.errors import BundleError, RequestError
+from edge_spec.errors import BundleError, ProviderError, RequestError
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers
 from edge_spec.runtime.kv_cache import KVCache
@@ -78,6 +78,7 @@ class Model:
         self._architecture = record.architecture
         self.cache = self.new_cache()
         self._calls: dict[tuple[int, int], CallBuffers] = {}
+        self._bound = self.cache.version  # of the buffers that these calls are bound to
         self._logits = np.empty((0, self._logits_size), np.float32)
 
     @property
@@ -134,6 +135,7 @@ class Model:
             float32 [R, vocab], valid until the next call.
 
         Raises:
+            ProviderError: ONNX Runtime failed; the cache holds what it held.
             RequestError: the tokens do not fit into the context, a chain graph is given positions or a mask, or an
                 empty cache is given positions.
         """
@@ -148,14 +150,19 @@ class Model:
             raise RequestError("An empty cache takes no positions; put the first token into it before a tree.")
         padded, wanted = self._padded(rows), len(logit_rows)
         if past + padded > self.cache.capacity:
-            self._calls.clear()  # they hold the buffers that are too small
-            self.cache.reserve(past + padded)
+            self._grow(past + padded)
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
         call = self._call(padded, self._padded(wanted) if wanted else 0)
         call.fill(token_ids, logit_rows, positions, past)
         if self._takes_trees:
             call.fill_mask(mask, past)
-        self._session.run_with_iobinding(call.binding)
+        try:
+            self._session.run_with_iobinding(call.binding)
+        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
+            raise ProviderError(
+                f"ONNX Runtime failed in a call with {rows} rows behind {past} cached tokens: "
+                f"{' '.join(str(error).split())}. Nothing of it counts; the engine can go on."
+            ) from error
         self.cache.length = past + rows
         return call.logits[:wanted]
 
@@ -163,6 +170,16 @@ class Model:
         """Append tokens to the cache in chunks, without computing logits."""
         for start in range(0, len(token_ids), PREFILL_ROWS):
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
+
+    def _grow(self, slots: int) -> None:
+        self._calls.clear()  # they hold the buffers that are too small
+        try:
+            self.cache.reserve(slots)
+        except Exception as error:  # as above
+            raise ProviderError(
+                f"There is no memory for a KV cache of {slots} tokens ({' '.join(str(error).split())}). "
+                "What was cached of this text is lost, and will be read again."
+            ) from error
 
     def _forward_split(
         self,
@@ -207,6 +224,9 @@ class Model:
 
     def _call(self, rows: int, logit_rows: int) -> CallBuffers:
         """The buffers of calls of this shape."""
+        if self._bound != self.cache.version:
+            self._calls.clear()
+            self._bound = self.cache.version
         call = self._calls.get((rows, logit_rows))
         if call is None:
             if logit_rows > len(self._logits):  # all calls write their logits into the same memory

@@ -14,6 +14,8 @@ class Statistics:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
+        reused_tokens: how many of them were in the cache already.
+        waiting_seconds: until earlier requests to the engine were done; no part of the other times.
         seed: what the noise was keyed by; ``None`` if no noise was used.
         new_tokens: tokens emitted, the end-of-text token included.
         first_round_tokens: how many of them the first round brought.
@@ -25,7 +27,7 @@ class Statistics:
         drafted_by_position: rounds that proposed a token at this position behind the text, from 0.
         accepted_by_position: rounds that emitted a draft token there.
         accepted_by_drafter: draft tokens emitted, by who proposed them.
-        ttft_seconds: from the request to the end of its first round.
+        ttft_seconds: from the request's turn to the end of its first round.
         prefill_seconds: spent on the prompt before the first round.
         draft_seconds, verify_seconds, overhead_seconds: where the rounds' time went.
         total_seconds: prefill and rounds; what the caller does between chunks is not in it.
@@ -33,6 +35,8 @@ class Statistics:
 
     prompt_tokens: int
     seed: int | None = None
+    reused_tokens: int = 0
+    waiting_seconds: float = 0.0
     new_tokens: int = 0
     first_round_tokens: int = 0
     rounds: int = 0
