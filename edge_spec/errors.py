@@ -62,5 +62,9 @@ class ProviderError(EdgeSpecError):
     """The execution provider that was asked for does not work on this machine."""
 
 
+class MemoryBudgetError(EdgeSpecError):
+    """A bundle does not fit its memory budget, however small the rest is made; the message holds the table."""
+
+
 class MissingDependencyError(EdgeSpecError, ImportError):
     """An optional dependency is needed for what was asked; the message names the extra to install."""

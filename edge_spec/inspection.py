@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_spec.bundle import CHAT_TEMPLATE, FileRecord, Manifest, ModelRecord
+from edge_spec.byte_size import size_text
 
 _LABEL = 17
 _CACHE_ITEM_BYTES = {"cpu": 4, "cuda": 2}
@@ -22,16 +23,6 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
     lines += ["", "files:"]
     lines += _files(manifest.files)
     return "\n".join(lines)
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes in the largest binary unit that keeps it at 1 or above, e.g. ``1.75 GiB``."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def _vocabulary(manifest: Manifest) -> Iterator[tuple[str, str]]:

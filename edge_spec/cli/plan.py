@@ -1,0 +1,65 @@
+"""``edge-spec plan``: says what a bundle will take, and what fits a budget, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from edge_spec.cli.command import add_command
+
+EXIT_DOES_NOT_FIT = 1
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "plan",
+        "show how a bundle fits a memory budget",
+        "Predict the peak memory of a bundle item by item, and find the best way to load it within a budget: with how "
+        "much context, with or without the draft model, with how wide a proposal. Nothing is loaded. The exit status "
+        f"is {EXIT_DOES_NOT_FIT} where not even the smallest way fits.",
+        "edge-spec plan coder.pair",
+        "edge-spec plan coder.pair --budget 2GiB",
+        "edge-spec plan coder.pair --budget 1800MiB --budget 2GiB --budget 3GiB",
+        "edge-spec plan coder.pair --budget 50% --context 8192 --json | jq .total_bytes",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument(
+        "--budget",
+        action="append",
+        metavar="SIZE",
+        help="most memory to take, such as 2GiB, 800MB, or 50%% of what is free; can be repeated (80%%)",
+    )
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens of context to keep in any case (up to 4096, less if need be)"
+    )
+    parser.add_argument(
+        "--conversations", type=int, metavar="N", help="texts of a whole context to keep at once, if they fit (1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, or a list of them for many budgets")
+    parser.set_defaults(command=_plan)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from edge_spec.bundle import read_manifest
+    from edge_spec.cli.command import given
+    from edge_spec.runtime.free_memory import available_memory
+    from edge_spec.runtime.memory import closest_plan
+    from edge_spec.runtime.memory_budget import budget_bytes
+    from edge_spec.runtime.memory_profile import read_profile
+
+    manifest = read_manifest(arguments.bundle)
+    profile = read_profile(manifest)
+    available = available_memory()
+    budgets = [budget_bytes(budget, available, "--budget") for budget in arguments.budget or [None]]
+    wishes = given(arguments, "context", "conversations")
+    plans = [closest_plan(manifest, budget, **wishes, profile=profile) for budget in budgets]
+    if arguments.json:
+        bodies = [plan.to_json() for plan in plans]
+        print(json.dumps(bodies[0] if len(bodies) == 1 else bodies, indent=1))
+    else:
+        print("\n\n".join(f"{arguments.bundle}: {plan}" for plan in plans))
+    return 0 if all(plan.fits for plan in plans) else EXIT_DOES_NOT_FIT

@@ -1,0 +1,62 @@
+"""How much memory an engine may take, as the caller says it."""
+
+from __future__ import annotations
+
+import re
+from numbers import Integral, Real
+
+from edge_spec.byte_size import parse_size
+from edge_spec.errors import RequestError
+
+# Of what is free, where the caller says nothing: the rest is for the app around the engine.
+DEFAULT_SHARE = 0.8
+
+# A share written as text: ``"50%"``, or ``"0.5"``, which would be no size.
+_SHARE = re.compile(r"\s*(\d*\.?\d+)\s*%\s*|\s*(0?\.\d+|1\.0*)\s*")
+
+MemoryBudget = int | float | str | None
+
+
+def budget_bytes(budget: MemoryBudget, available: int | None, name: str = "memory_budget") -> int | None:
+    """Return a budget in bytes.
+
+    Args:
+        budget: a size such as ``"2GiB"``, a number of bytes, or the share of what is available, above 0 and
+            at most 1 (as text also ``"50%"``);
+            ``None``: :data:`DEFAULT_SHARE` of it.
+        available: bytes that are free; ``None`` if the system does not tell.
+        name: what the caller calls it.
+
+    Returns:
+        Bytes; ``None`` if nothing was said and the system does not tell what is free.
+
+    Raises:
+        RequestError: it is none of these.
+    """
+    if budget is None and available is None:
+        return None
+    if isinstance(budget, str) and (share := _SHARE.fullmatch(budget)) is not None:
+        size = _share(float(share[1]) / 100 if share[1] else float(share[2]), available, name)
+    elif isinstance(budget, str):
+        size = parse_size(budget, name)
+    elif isinstance(budget, bool) or not isinstance(budget, Real | None):
+        raise RequestError(
+            f"{name} is {budget!r}, expected a size such as '2GiB', bytes, or a share of what is free such as 0.5."
+        )
+    elif isinstance(budget, Integral) and budget != 1:
+        size = int(budget)
+    else:
+        size = _share(DEFAULT_SHARE if budget is None else float(budget), available, name)
+    if size <= 0:
+        raise RequestError(f"{name} is {budget!r}, expected more than nothing.")
+    return size
+
+
+def _share(share: float, available: int | None, name: str) -> int:
+    if not 0 < share <= 1:
+        raise RequestError(
+            f"{name} is {share!r}, expected a share of what is free above 0 and at most 1, or bytes as a whole number."
+        )
+    if available is None:
+        raise RequestError(f"{name} is {share!r}, but this system does not tell what is free; give bytes instead.")
+    return int(share * available)

@@ -1,0 +1,251 @@
+"""What a loaded pair takes, item by item, from the manifest alone: the laws of docs/memory.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, exp
+from typing import Literal
+
+from edge_spec.bundle import TOKENIZER, Manifest, ModelRecord
+from edge_spec.runtime.configuration import Configuration, KVType
+from edge_spec.runtime.drafters.ngram_table import NgramTable
+from edge_spec.runtime.drafters.recycling import RecyclingDrafter
+from edge_spec.runtime.memory_profile import MemoryProfile
+from edge_spec.runtime.model import PREFILL_ROWS
+
+Basis = Literal["exact", "law", "measured"]
+
+_MIB = 1 << 20
+_KV_BYTES: dict[KVType, int] = {"float32": 4, "float16": 2, "int8": 1}
+
+# Python with NumPy, jinja2, ONNX Runtime and the tokenizers' library, as resident in a process of its own.
+_LIBRARIES = 58 * _MIB
+# What a tokenizer takes for every byte of tokenizer.json: once it is there, and while it is read.
+_TOKENIZER, _TOKENIZER_READING = 4.0, 11.5
+# A session without weights: the graph, its kernels, the arenas' first blocks.
+_SESSION = 10 * _MIB
+# CUDA's context, libraries and kernels, where the graphs run on a GPU.
+_CUDA = 600 * _MIB
+
+# Values of each row that live at once in one layer, for every column of the gate and up projections, and of the hidden
+# state.
+_MLP_COLUMNS, _HIDDEN_COLUMNS = 3.6, 8.0
+# Copies that the w8a8 kernel makes of the logits besides the result itself.
+_W8A8_LOGITS = 2.05
+# Rows of the draft's logits: calibration compares its guesses for so many tokens at once.
+_DRAFT_LOGITS = 32
+
+# Bytes of the suffix drafter for each token of the text, with 3 states for 2 tokens; lists of tokens are in there.
+_SUFFIX_TOKEN = 560
+
+# Different tokens in a text of n: HEAPS * n ** EXPONENT, measured on chats, prose and code. Their rows of the embedding
+# are read from the file, which the kernel maps in blocks; tokens of a text lie closer together than chance.
+_HEAPS, _EXPONENT = 6.5, 0.63
+_MAPPED_BLOCK = 1 << 16
+_CLUSTERED = 0.7
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    """Bytes of one kind.
+
+    Attributes:
+        name: what takes them.
+        bytes: how many.
+        basis: ``"exact"`` follows from sizes; ``"law"`` from constants measured elsewhere; ``"measured"`` here, at an
+            earlier load.
+    """
+
+    name: str
+    bytes: int
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """So many matrices of a model are stored alike."""
+
+    count: int
+    inputs: int
+    outputs: int
+    storage: str
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Bytes of a model's weights once loaded, and what the largest matrix takes besides while it is packed."""
+
+    resident: int
+    transient: int
+
+
+def memory_items(
+    manifest: Manifest, configuration: Configuration, profile: MemoryProfile | None = None
+) -> tuple[MemoryItem, ...]:
+    """What a pair takes at its peak.
+
+    Args:
+        manifest: what the bundle says of itself.
+        configuration: how the pair is loaded.
+        profile: what an earlier load measured here.
+
+    Returns:
+        The items, whose sum is the peak: while generating to the full context, or while loading if that takes more.
+    """
+    target, draft = manifest.target, manifest.draft if configuration.draft else None
+    measured = profile or MemoryProfile()
+    on_gpu = manifest.device == "cuda"
+
+    def weights(model: ModelRecord, tokens: int, known: int | None) -> _Weights:
+        by_law = _weights(model, tokens, on_gpu)
+        return by_law if known is None else _Weights(known, by_law.transient)
+
+    reading = manifest.files[TOKENIZER].bytes
+    target_weights = weights(target, configuration.context, measured.target_weights)
+    libraries = MemoryItem("libraries", _LIBRARIES, "law")
+    tokenizer = MemoryItem("tokenizer", *_known(measured.tokenizer, _TOKENIZER * reading))
+    items = [
+        libraries,
+        tokenizer,
+        MemoryItem("target weights", target_weights.resident, _basis(measured.target_weights)),
+        MemoryItem("target KV cache", target_kv_bytes(manifest, configuration), "exact"),
+    ]
+    draft_weights = _Weights(0, 0)
+    logits = (configuration.widest + 1) * target.architecture.logits_size * 4
+    workspace = _workspace(target, configuration.context, configuration.widest + 1, on_gpu)
+    if draft is not None:
+        draft_weights = weights(draft, configuration.draft_window, measured.draft_weights)
+        items += [
+            MemoryItem("draft weights", draft_weights.resident, _basis(measured.draft_weights)),
+            MemoryItem("draft KV cache", draft_kv_bytes(manifest, configuration), "exact"),
+        ]
+        logits += _DRAFT_LOGITS * draft.architecture.logits_size * 4
+        workspace += _workspace(draft, configuration.draft_window, 1, on_gpu)
+    sessions = 1 if draft is None else 2
+    provider = MemoryItem("provider", sessions * _SESSION + (_CUDA if on_gpu else 0), "law")
+    items += [
+        MemoryItem("logits", logits, "exact"),
+        MemoryItem("drafters' tables", _tables(configuration.context), "law"),
+        MemoryItem("workspace", workspace, "law"),
+        provider,
+    ]
+    running = sum(item.bytes for item in items)
+    loaded = libraries.bytes + provider.bytes + tokenizer.bytes + target_weights.resident
+    loading = max(
+        libraries.bytes + int(_TOKENIZER_READING * reading),
+        loaded + target_weights.transient,
+        loaded + draft_weights.resident + draft_weights.transient,
+    )
+    return (*items, MemoryItem("loading", max(0, loading - running), "law"))
+
+
+def target_kv_bytes(manifest: Manifest, configuration: Configuration) -> int:
+    """Bytes of all caches of the target, when full."""
+    slots = configuration.conversations * configuration.context
+    return _kv(manifest.target, slots, configuration.target_kv)
+
+
+def draft_kv_bytes(manifest: Manifest, configuration: Configuration) -> int:
+    """Bytes of the draft's cache, when full; 0 without a draft."""
+    if manifest.draft is None or not configuration.draft:
+        return 0
+    return _kv(manifest.draft, configuration.draft_window, configuration.draft_kv)
+
+
+def _kv(model: ModelRecord, slots: int, kind: KVType) -> int:
+    """A padding row has its slot behind the text; and one layer's keys or values lie twice where they move."""
+    facts = model.architecture
+    buffer = facts.kv_heads * facts.head_size * _KV_BYTES[kind] * (slots + 1)
+    return buffer * (2 * facts.layers + 1)
+
+
+def _known(measured: int | None, law: float) -> tuple[int, Basis]:
+    return (int(law), "law") if measured is None else (measured, "measured")
+
+
+def _basis(measured: int | None) -> Basis:
+    return "law" if measured is None else "measured"
+
+
+def _matrices(model: ModelRecord) -> Iterator[_Matrix]:
+    facts, recipe = model.architecture, model.recipe
+    attended = facts.heads * facts.head_size
+    layers = facts.layers
+    yield _Matrix(layers, facts.hidden_size, attended + 2 * facts.kv_heads * facts.head_size, str(recipe["attention"]))
+    yield _Matrix(layers, attended, facts.hidden_size, str(recipe["attention"]))
+    yield _Matrix(layers, facts.hidden_size, 2 * facts.intermediate_size, str(recipe["mlp_up"]))
+    yield _Matrix(layers, facts.intermediate_size, facts.hidden_size, str(recipe["mlp_down"]))
+    yield _Matrix(1, facts.hidden_size, facts.logits_size, str(recipe["lm_head"]))
+
+
+def _weights(model: ModelRecord, tokens: int, on_gpu: bool) -> _Weights:
+    """Matrices as the kernels have packed them, and what is read of the mapped file besides."""
+    block = int(model.recipe.get("block_size", 32))
+    facts = model.architecture
+    resident, largest = 0, 0
+    for matrix in _matrices(model):
+        packed, original = _packed(matrix, block, on_gpu)
+        resident += matrix.count * packed
+        largest = max(largest, original)
+    vectors = facts.layers * (4 * facts.hidden_size + 2 * facts.intermediate_size) * 4
+    rotary = tokens * facts.head_size * 4
+    return _Weights(resident + vectors + rotary + _embedding(model, tokens, block), largest)
+
+
+def _packed(matrix: _Matrix, block: int, on_gpu: bool) -> tuple[int, int]:
+    """Bytes of a matrix in its kernel's own order, and of the original that lies beside it meanwhile."""
+    count = matrix.inputs * matrix.outputs
+    if matrix.storage == "w8a8":
+        return count + 8 * matrix.outputs, count
+    if matrix.storage == "int4":
+        blocks = ceil(matrix.inputs / block)
+        integers, scales = matrix.outputs * blocks * block // 2, 4 * matrix.outputs * blocks
+        if on_gpu:
+            return integers + scales // 2, integers
+        # Scales and sums of each block are packed with the integers. The kernel keeps the original scales and zero
+        # points as well: mapped from the file, and a copy of the zero points.
+        zero_points = matrix.outputs * ceil(blocks / 2)
+        return integers + 3 * scales + 2 * zero_points, integers
+    if on_gpu and matrix.storage == "fp16":
+        return 2 * count, 2 * count
+    return 4 * count, 4 * count  # on CPU fp16 is widened
+
+
+def _embedding(model: ModelRecord, tokens: int, block: int) -> int:
+    """Bytes that a text of so many tokens reads of the mapped embedding."""
+    facts = model.architecture
+    storage = str(model.recipe["embedding"])
+    parts = {
+        "fp32": (4.0,),
+        "fp16": (2.0,),
+        "int8": (1.0, 4 / 32),
+        "int4": (0.5, 4 / block, 0.5 / block),
+    }[storage]
+    distinct = min(_HEAPS * tokens**_EXPONENT, facts.logits_size)
+    touched = 0.0
+    for width in parts:
+        size = facts.logits_size * facts.hidden_size * width
+        blocks = size / _MAPPED_BLOCK
+        touched += size * _CLUSTERED * (1 - exp(-distinct / blocks))
+    return int(touched)
+
+
+def _workspace(model: ModelRecord, context: int, logits_rows: int, on_gpu: bool) -> int:
+    """What the session's arena grows to: a prefill chunk's values, or the copies of a round's logits."""
+    facts = model.architecture
+    item = 2 if on_gpu else 4
+    values = _MLP_COLUMNS * 2 * facts.intermediate_size + _HIDDEN_COLUMNS * facts.hidden_size
+    chunk = PREFILL_ROWS * item * (values + 2 * context)
+    copies = _W8A8_LOGITS if model.recipe["lm_head"] == "w8a8" else 0.0
+    return int(max(chunk, copies * logits_rows * facts.logits_size * 4))
+
+
+def _tables(context: int) -> int:
+    return _fixed_tables() + _SUFFIX_TOKEN * context
+
+
+@lru_cache(maxsize=1)
+def _fixed_tables() -> int:
+    return NgramTable("", 1).memory_bytes + RecyclingDrafter().memory_bytes

@@ -1,0 +1,110 @@
+"""What loading a bundle really took here, kept on disk so that the next plan need not estimate it.
+
+Laws say what weights take once ONNX Runtime has packed them for a processor's kernels; another processor or version may
+pack them otherwise. So a load notes it, beside the calibrations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from edge_spec.bundle import Manifest
+from edge_spec.onnx_runtime import import_onnxruntime
+from edge_spec.runtime.calibration_cache import default_folder, machine
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+_MOST_BYTES = 1 << 14
+_KIB = 1024
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Bytes that became resident while each part was loaded; ``None``: not measured."""
+
+    tokenizer: int | None = None
+    target_weights: int | None = None
+    draft_weights: int | None = None
+
+
+def resident_memory() -> int | None:
+    """Return the bytes this process has resident; ``None`` where the system does not tell."""
+    try:
+        lines = _STATUS.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return None
+    sizes = (line.split() for line in lines if line.startswith("VmRSS:"))
+    return next((int(words[1]) * _KIB for words in sizes if len(words) > 1 and words[1].isdigit()), None)
+
+
+def read_profile(manifest: Manifest, folder: Path | None = None) -> MemoryProfile | None:
+    """Return what an earlier load of this bundle noted on this machine; ``None`` if there is nothing to be trusted.
+
+    Args:
+        manifest: of the bundle.
+        folder: where profiles lie; by default beside the calibrations.
+    """
+    key = _key(manifest)
+    if (file := _file(key, folder)) is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            body = json.loads(opened.read(_MOST_BYTES))
+        if not isinstance(body, dict) or body.get("key") != key:
+            raise ValueError("it belongs to something else")
+        known = {field.name: body.get(field.name) for field in fields(MemoryProfile)}
+        if not all(size is None or (type(size) is int and 0 < size < 1 << 50) for size in known.values()):
+            raise ValueError("it holds something other than sizes")
+        return MemoryProfile(**known)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        _LOG.debug("memory profile %s cannot be used (%s)", file, error)
+        return None
+
+
+def write_profile(manifest: Manifest, profile: MemoryProfile, folder: Path | None = None) -> None:
+    """Keep what a load took. What it did not load is kept from the profile there was; failing to write does no harm."""
+    key = _key(manifest)
+    if (file := _file(key, folder)) is None:
+        return
+    known = asdict(read_profile(manifest, folder) or MemoryProfile())
+    known.update({name: size for name, size in asdict(profile).items() if size is not None})
+    staging = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, staging = tempfile.mkstemp(prefix=f".{file.stem}-", dir=file.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            json.dump({"key": key, **known}, opened, indent=1)
+        Path(staging).replace(file)
+    except OSError as error:
+        _LOG.debug("memory profile %s cannot be kept (%s)", file, error)
+        if staging is not None:
+            with suppress(OSError):
+                Path(staging).unlink()
+
+
+def _key(manifest: Manifest) -> dict[str, Any]:
+    facts = machine()
+    return {
+        "format": FORMAT,
+        "bundle": manifest.to_json()["digest"],
+        "machine": {name: facts[name] for name in ("architecture", "processor", "gpus")},
+        "onnxruntime": import_onnxruntime().__version__,
+    }
+
+
+def _file(key: dict[str, Any], folder: Path | None) -> Path | None:
+    folder = default_folder() if folder is None else folder
+    canonical = json.dumps(key, sort_keys=True, separators=(",", ":")).encode()
+    return None if folder is None else folder / f"memory-{hashlib.sha256(canonical).hexdigest()[:32]}.json"
