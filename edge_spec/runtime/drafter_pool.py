@@ -22,6 +22,10 @@ from edge_spec.runtime.speculation import FixedDraft, Speculation
 _RESERVED = ("deferred", "draft", "ngram", "target")
 
 
+# Longer chains of the draft model are hardly ever worth their time.
+_LONGEST_CHAIN = 8
+
+
 class DrafterPool:
     """All drafters by name.
 
@@ -90,6 +94,21 @@ class DrafterPool:
         if drafter.name in ("auto", "off", *_RESERVED, *self.names):
             raise RequestError(f"A drafter is called {drafter.name!r}, which is taken; give it another name.")
         self._free.append(GuardedDrafter(drafter, self._vocab_size))
+
+    def worth_of_model(self, past: int) -> float:
+        """Share of plain decoding's time that chains of the draft model are expected to save, at best; 0 if none.
+
+        Args:
+            past: tokens of the text.
+        """
+        costs, acceptance = self._costs, self.acceptance.estimate(("model", "greedy", 0))
+        plain = costs.verify(1, past)
+        best = 0.0
+        for tokens in range(1, _LONGEST_CHAIN + 1):
+            expected = sum(acceptance**depth for depth in range(tokens + 1))
+            seconds = costs.verify(1 + tokens, past) + tokens * costs.draft(past, 1)
+            best = max(best, 1.0 - seconds / (expected * plain))
+        return best
 
     def rollback(self, length: int) -> None:
         """Make all of them forget positions from ``length`` on."""

@@ -64,6 +64,15 @@ class ModelDrafter:
         """Bytes of the draft's KV cache."""
         return 0 if self._read is None else self._read.memory_bytes
 
+    @property
+    def window(self) -> int:
+        """Most tokens in the cache."""
+        return self._window
+
+    def bytes_beyond(self, window: int) -> int:
+        """Bytes that :meth:`narrow` would give back."""
+        return 0 if self._read is None else self._read.bytes_beyond(window)
+
     def narrow(self, window: int) -> None:
         """Hold at most ``window`` tokens in the cache from now on, and give back the memory of the others.
 

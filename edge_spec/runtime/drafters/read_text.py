@@ -63,6 +63,11 @@ class ReadText:
         """Bytes of the cache."""
         return self._model.cache.memory_bytes
 
+    def bytes_beyond(self, window: int) -> int:
+        """Bytes of the cache that a window of so many tokens would not need."""
+        cache = self._model.cache
+        return max(0, cache.memory_bytes - cache.bytes_of(cache.slots_for(window)))
+
     def unread(self, text: Sequence[int]) -> int:
         """How many tokens have to be read before the model can say what follows a text."""
         kept = self._kept(text)
