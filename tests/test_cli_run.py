@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -235,3 +238,17 @@ def test_run_refuses_what_the_bundle_cannot_do(
 def test_system_message_and_raw_exclude_each_other(chat_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", str(chat_pair), "hi", "--raw", "--system", "be brief"]) == 2
     assert "--raw leaves it out" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_running_answer_without_a_traceback(plain_pair: Path) -> None:
+    command = [sys.executable, "-c", "import sys; from edge_spec.cli import main; sys.exit(main())"]
+    # No end-of-text token, and no end for a long time.
+    options = ["run", str(plain_pair), "hi", "--max-new-tokens", "400", "--speculation", "off", "--threads", "1"]
+    slow = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=slow) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors

@@ -13,6 +13,7 @@ import pytest
 
 from control_group import control_group
 from edge_spec.bundle import open_bundle
+from edge_spec.errors import ProviderError
 from edge_spec.runtime.engine import Engine
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.pressure import MemoryPressure, Sheddable, usual_reserve
@@ -96,6 +97,24 @@ def test_nothing_comes_back_at_once_or_if_it_does_not_pay() -> None:
     assert machine.check(after=10.0) == []
     part.pays = True
     assert machine.check(after=1.0) == [("admitted", "draft")]
+
+
+def test_what_cannot_come_back_stays_away_and_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    def fail() -> None:
+        attempts.append(1)
+        raise ProviderError("no memory after all")
+
+    part = Sheddable("draft", lambda: 0 if attempts else 1, lambda: attempts.append(0), lambda: 1, admit=fail)
+    free = [0]
+    now = [0.0]
+    pressure = MemoryPressure([part], lambda: free[0], RESERVE, clock=lambda: now[0])
+    assert [event.action for event in pressure.check(1, 100)] == ["shed"]
+    free[0] = 1000 * MIB
+    for now[0] in (3.0, 4.0, 6.0):
+        assert pressure.check(1, 100) == ()
+    assert attempts == [0, 1, 1]
 
 
 def test_the_watch_looks_seldom_enough_to_cost_nothing() -> None:

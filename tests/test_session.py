@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -241,6 +242,20 @@ def test_a_failing_call_leaves_the_engine_usable(
                 session.generate(PROMPT, max_new_tokens=30)
         assert session.generate(PROMPT, max_new_tokens=30).token_ids == reference(PROMPT, max_new_tokens=30)
     assert engine.generate([1, 2], max_new_tokens=5).token_ids == reference([1, 2], max_new_tokens=5)
+
+
+def test_a_draft_that_fails_is_given_up_and_the_text_goes_on(
+    tiny_bundle: Bundles, reference: Callable[..., tuple[int, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with edge_spec.load(tiny_bundle(**PAIR)) as pair:
+        draft = pair._drafters["model"]._read._model  # type: ignore[attr-defined]
+        draft._session = mock.Mock(wraps=draft._session)
+        draft._session.run_with_iobinding.side_effect = RuntimeError("the device went away")
+        answer = pair.generate(PROMPT, max_new_tokens=20, speculation="model", max_draft=3)
+        assert answer.token_ids == reference(PROMPT, max_new_tokens=20)
+        assert answer.statistics.drafted == 0
+        assert "the draft model is given up" in caplog.text
+        assert pair.generate(PROMPT, max_new_tokens=20).token_ids == answer.token_ids
 
 
 def test_logits_that_are_no_numbers_leave_the_engine_usable(

@@ -141,7 +141,12 @@ class MemoryPressure:
         for part in reversed(missing):
             size = part.cost_bytes()
             if available - size >= _ROOM * self._reserve and part.pays(remaining):
-                part.admit()
+                try:
+                    part.admit()
+                except Exception as error:  # whatever loading raises; the text goes on without it
+                    _LOG.warning("the %s does not come back: %s", part.name, error)
+                    self._short = self._looked
+                    return ()
                 return [_event("admitted", part, size, available, position)]
         return ()
 

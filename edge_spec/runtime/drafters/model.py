@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_spec.errors import LogitsError, RequestError
+from edge_spec.errors import LogitsError, ProviderError, RequestError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.model_choice import Candidate, choose, laid_out
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.drafters.read_text import ReadText
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.proposal import Evidence, Proposal
+
+_LOG = logging.getLogger(__name__)
 
 # A token to go on from, and the one behind it.
 LEAST_WINDOW = 2
@@ -110,11 +113,30 @@ class ModelDrafter:
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """A chain from the draft model, by the request's own sampling parameters, with siblings where they are wanted.
 
-        A draft that breaks down (NaN, or no token left) ends its proposal there: it costs speed, never the text.
+        A draft that breaks down costs speed, never the text: where its logits leave no token (NaN), its proposal ends,
+        and where ONNX Runtime fails, it is given up.
         """
-        read, text = self._read, [*context.tokens, *prefix]
-        if read is None or budget.tokens <= 0 or not text or not budget.another(()):
+        text = [*context.tokens, *prefix]
+        if self._read is None or budget.tokens <= 0 or not text or not budget.another(()):
             return Proposal()
+        try:
+            return self._draft(self._read, text, context, budget, prefix)
+        except ProviderError as error:
+            _LOG.warning("the draft model is given up: %s", error)
+            self.unload()
+            return Proposal()
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+    def rollback(self, length: int) -> None:
+        """Forget what was read from position ``length`` on."""
+        if self._read is not None:
+            self._read.rollback(length)
+
+    def _draft(
+        self, read: ReadText, text: Sequence[int], context: Context, budget: Budget, prefix: Sequence[int]
+    ) -> Proposal:
         pending: Sequence[int] = read.catch_up(text)
         chain: list[int] = []
         siblings: list[Sequence[Candidate]] = []
@@ -136,14 +158,6 @@ class ModelDrafter:
                 laws.append(law)
             pending = (token,)
         return laid_out(chain, evidence, siblings, laws, budget.tokens)
-
-    def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn."""
-
-    def rollback(self, length: int) -> None:
-        """Forget what was read from position ``length`` on."""
-        if self._read is not None:
-            self._read.rollback(length)
 
     def _begin(self, model: Model) -> ReadText:
         return ReadText(model, self._window, self._on_call, self._clock)
