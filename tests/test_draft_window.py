@@ -161,6 +161,22 @@ def test_a_full_cache_slides_without_reading_anything_again(window: int) -> None
     assert sum(rows) == len(text) - 1  # the last token has not been read yet
 
 
+def test_sinks_lost_to_a_narrow_window_are_not_replaced_when_it_widens() -> None:
+    model = StubModel(logits_of)
+    drafter = drafter_of(model, window=24)
+    text = [1]
+    for window in (24, 4, 24):
+        drafter.narrow(window)
+        start = len(text)
+        while len(text) < start + 60:
+            text += propose(drafter, text, 5)
+    # A window of 4 keeps 3 tokens, one of them the first.
+    assert model.cache.positions[0] == 0
+    recent = model.cache.positions[1:]
+    assert recent == list(range(recent[0], len(text) - 1)) and recent[0] > 100
+    assert model.cache.tokens == [text[position] for position in model.cache.positions]
+
+
 def test_without_positions_a_full_cache_begins_again() -> None:
     model = StubModel(logits_of, slides=False)
     drafter = drafter_of(model, window=40)
