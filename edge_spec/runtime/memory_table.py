@@ -39,7 +39,9 @@ def describe_plan(plan: MemoryPlan) -> str:
         if item.bytes:
             bar = "█" * max(1, round(_BAR * item.bytes / most))
             share = f"{item.bytes / plan.total_bytes:4.0%}"
-            lines.append(f"  {item.name:<{_LABEL}}{size_text(item.bytes):>{_SIZE}} {share}  {bar:<{_BAR}}  {_BASES[item.basis]}")
+            lines.append(
+                f"  {item.name:<{_LABEL}}{size_text(item.bytes):>{_SIZE}} {share}  {bar:<{_BAR}}  {_BASES[item.basis]}"
+            )
     lines += [f"  {'peak':<{_LABEL}}{size_text(plan.total_bytes):>{_SIZE}} 100%", "", describe_configuration(plan)]
     if plan.given_up:
         lines += ["", "given up, the least missed first:", *map(_given_up, plan.given_up)]
@@ -52,7 +54,9 @@ def describe_plan(plan: MemoryPlan) -> str:
 def describe_configuration(plan: MemoryPlan) -> str:
     """Return what the plan decides, in one line."""
     has = plan.configuration
-    draft = f"draft model with a window of {has.draft_window:,} tokens in {has.draft_kv}" if has.draft else "no draft model"
+    draft = (
+        f"draft model with a window of {has.draft_window:,} tokens in {has.draft_kv}" if has.draft else "no draft model"
+    )
     texts = "1 conversation" if has.conversations == 1 else f"{has.conversations} conversations"
     return (
         f"{has.context:,} tokens of context, {texts}, keys and values in {has.target_kv}; "
@@ -71,7 +75,9 @@ def _summary(plan: MemoryPlan) -> str:
 
 
 def _given_up(given_up: GivenUp) -> str:
-    missing = f"lacks {size_text(given_up.missing_bytes)}" if given_up.missing_bytes else "lacks what is listed below it"
+    missing = (
+        f"lacks {size_text(given_up.missing_bytes)}" if given_up.missing_bytes else "lacks what is listed below it"
+    )
     remark = f"; {_REMARKS[given_up.what]}" if given_up.what in _REMARKS else ""
     change = "" if given_up.what == "draft" else f" {_value(given_up.wished)} -> {_value(given_up.planned)}"
     return f"  {_WORDS[given_up.what]}{change}: the budget {missing}{remark}"
