@@ -41,10 +41,13 @@ def available_memory(root: Path = _ROOT) -> int | None:
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    found = [_field(_read(f"{root}/proc/meminfo"), b"MemAvailable:", _KIB)]
+    machine = _read(f"{root}/proc/meminfo")
+    found, total = [_field(machine, b"MemAvailable:", _KIB)], _field(machine, b"MemTotal:", _KIB)
     for group in _groups(str(root)):
-        limit, usage = _number(_read(group.limit)), _number(_read(group.usage))
-        if limit is not None and usage is not None:
+        limit = _number(_read(group.limit))
+        if limit is None or (total is not None and limit >= total):
+            continue  # the other files take the kernel a while
+        if (usage := _number(_read(group.usage))) is not None:
             found.append(max(0, limit - usage + (_field(_read(group.stat), group.inactive, 1) or 0)))
     return min((size for size in found if size is not None), default=None)
 
