@@ -25,7 +25,6 @@ from typing import Any
 
 from edge_spec.bundle import read_manifest
 from edge_spec.byte_size import parse_size, size_text
-from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.memory import closest_plan, plan_memory
 from edge_spec.runtime.memory_profile import read_profile
 
@@ -61,7 +60,8 @@ def main() -> None:
     rows = []
     for budget in budgets:
         plan = plan_memory(manifest, budget, arguments.context, profile=profile)
-        rows.append({"budget_bytes": budget, "plan": plan.to_json(), **measure(arguments.bundle, budget, plan)})
+        measured = measure(arguments.bundle, budget, arguments.context, arguments.profile)
+        rows.append({"budget_bytes": budget, "plan": plan.to_json(), **measured})
         if not arguments.json:
             print_row(rows[-1])
     if arguments.json:
@@ -79,10 +79,9 @@ def default_budgets(manifest: Any, context: int | None, profile: Any) -> list[in
     return [budgets[round(index * (len(budgets) - 1) / 4)] for index in range(5)] if len(budgets) > 5 else budgets
 
 
-def measure(bundle: Path, budget: int, plan: Any) -> dict[str, Any]:
+def measure(bundle: Path, budget: int, context: int | None, profiles: bool) -> dict[str, Any]:
     """Run a process within the budget; return its exit status and peaks in bytes."""
-    configuration = plan.to_json()["configuration"]
-    command = [sys.executable, __file__, str(bundle), "--child", json.dumps(configuration)]
+    command = [sys.executable, __file__, str(bundle), "--child", json.dumps({"budget": budget, "context": context})]
     with limited_group(budget) as group, tempfile.TemporaryDirectory() as cache:
 
         def enter() -> None:
@@ -91,7 +90,7 @@ def measure(bundle: Path, budget: int, plan: Any) -> dict[str, Any]:
             else:
                 resource.setrlimit(resource.RLIMIT_DATA, (budget, budget))
 
-        environment = {**os.environ, "EDGE_SPEC_CACHE": cache}
+        environment = os.environ if profiles else {**os.environ, "EDGE_SPEC_CACHE": cache}
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=enter, env=environment)
         pss = rss = 0
         while child.poll() is None:
@@ -131,14 +130,13 @@ def field(file: str, name: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 
 
-def generate(bundle: Path, body: dict[str, Any]) -> None:
+def generate(bundle: Path, limits: dict[str, Any]) -> None:
     """In the limited process: load as planned, and generate to the end of the context."""
     import edge_spec
-    import edge_spec.runtime.engine as engine_module
 
-    planned = Configuration(**body)
-    engine_module.Configuration = lambda *_: planned  # type: ignore[misc,assignment]
-    with edge_spec.load(bundle, context=planned.context, conversations=planned.conversations) as engine:
+    budget, context = limits["budget"], limits["context"]
+    with edge_spec.load(bundle, memory_budget=budget, context=context) as engine:
+        planned = engine.plan.configuration
         texts = (TEXT.format(hour=1 + index % 12, place=PLACES[index % 7]) for index in range(planned.context // 20))
         prompt = engine._tokenizer.encode("".join(texts))
         room = min(GENERATED, planned.context // 2)

@@ -25,8 +25,9 @@ MODES = ("off", "auto")
 
 
 def answer(engine: edge_spec.Engine, prompt: Any, options: dict[str, Any]) -> edge_spec.Completion:
-    """Answer messages as a chat, and continue token ids."""
-    return engine.chat(prompt, **options) if isinstance(prompt, tuple) else engine.generate(prompt, **options)
+    """Answer messages as a chat, and continue token ids; nothing of the prompt is in the cache yet."""
+    with engine.session() as session:
+        return session.chat(prompt, **options) if isinstance(prompt, tuple) else session.generate(prompt, **options)
 
 
 def measure(bundle: Path, name: str, prompts: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:

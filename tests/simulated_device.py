@@ -73,6 +73,7 @@ class SimulatedDraft:
     text: Text
     name: str = "model"
     memory_bytes: int = 0
+    ready: bool = True
     read: int = 0
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:

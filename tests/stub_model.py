@@ -25,16 +25,25 @@ class StubCache:
 
     def __init__(self) -> None:
         self.length = 0
-        self.memory_bytes = 0
-        self._slots: list[int] = []
+        self.capacity = 0
+        self._slots: list[tuple[int, int]] = []  # tokens and their positions
 
     @property
     def tokens(self) -> list[int]:
-        return self._slots[: self.length]
+        return [token for token, _ in self._slots[: self.length]]
 
-    def append(self, tokens: Sequence[int]) -> None:
-        self._slots[self.length :] = tokens
+    @property
+    def positions(self) -> list[int]:
+        return [position for _, position in self._slots[: self.length]]
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.capacity
+
+    def append(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        self._slots[self.length :] = zip(tokens, positions, strict=True)
         self.length += len(tokens)
+        self.capacity = max(self.capacity, self.length)
 
     def rollback(self, length: int) -> None:
         if not 0 <= length <= self.length:
@@ -50,8 +59,10 @@ class StubCache:
 class StubModel:
     """Computes a row from what the cache holds, so that a token left there or missing changes every later row."""
 
-    def __init__(self, logits_of: LogitsOf, context: int = 1000) -> None:
+    def __init__(self, logits_of: LogitsOf, context: int = 1000, positions: int = 1000, slides: bool = True) -> None:
         self.context = context
+        self.positions = positions
+        self.slides = slides
         self.cache = StubCache()
         self._logits_of = logits_of
         self._logits = np.zeros((0, 0), np.float32)
@@ -66,18 +77,24 @@ class StubModel:
         past = self.cache.length
         if not 0 < len(token_ids) <= self.context - past:
             raise RequestError(f"{len(token_ids)} tokens do not fit: the cache holds {past} of {self.context}.")
-        if mask is None:
-            mask = np.tri(len(token_ids), dtype=bool)
-        else:
-            assert past > 0 and positions is not None
+        if mask is not None:
+            assert positions is not None
             assert list(positions) == [past + int(seen.sum()) - 1 for seen in mask]
+        assert positions is None or (past > 0 and self.slides)
+        where = list(range(past, past + len(token_ids)) if positions is None else positions)
+        assert max(where) < self.positions
+        mask = np.tri(len(token_ids), dtype=bool) if mask is None else mask
         before = self.cache.tokens
-        self.cache.append(token_ids)
+        self.cache.append(token_ids, where)
         self._logits.fill(np.nan)  # the last call's logits were valid until now
         if len(logit_rows):
             seen = [[*before, *np.array(token_ids)[mask[row]].tolist()] for row in logit_rows]
             self._logits = np.stack([self._logits_of(text) for text in seen])
         return self._logits
+
+    def shrink(self, cache: StubCache, slots: int = 0) -> None:
+        cache.length = min(cache.length, slots)
+        cache.capacity = min(cache.capacity, slots)
 
     def prefill(self, token_ids: Sequence[int]) -> None:
         if token_ids:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec import Chunk, Engine, cli
+from edge_spec import Chunk, Session, cli
 from edge_spec.bench import engines, runner
 from edge_spec.errors import LogitsError
 from tiny_models import CHAT_TEMPLATE
@@ -50,14 +50,14 @@ def report_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dic
 def watch_streams(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda call: None) -> list[Any]:
     """Note what engines are asked for, and call ``before`` with the number of the call."""
     calls: list[Any] = []
-    stream = Engine.stream
+    stream = Session.stream
 
-    def watched(self: Engine, prompt: Any, **options: Any) -> Iterator[Chunk]:
+    def watched(self: Session, prompt: Any, **options: Any) -> Iterator[Chunk]:
         calls.append((prompt, options))
         before(len(calls))
         return stream(self, prompt, **options)
 
-    monkeypatch.setattr(Engine, "stream", watched)
+    monkeypatch.setattr(Session, "stream", watched)
     return calls
 
 
@@ -241,15 +241,15 @@ def test_a_run_that_ends_before_its_first_answers_writes_nothing(
 def test_a_changed_text_is_called_a_fault(
     bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stream = Engine.stream
+    stream = Session.stream
 
-    def changed(self: Engine, prompt: Any, **options: Any) -> Iterator[Chunk]:
+    def changed(self: Session, prompt: Any, **options: Any) -> Iterator[Chunk]:
         if options["speculation"] == "off":
             return stream(self, prompt, **options)
         plain = list(stream(self, prompt, **{**options, "speculation": "off"}))
         return stream(self, prompt, **options, banned_token_ids=plain[0].token_ids)
 
-    monkeypatch.setattr(Engine, "stream", changed)
+    monkeypatch.setattr(Session, "stream", changed)
     status = bench(bundle, "--prompts", prompts, "--modes", "lookup", "--exactness", "bitwise")
     text = capsys.readouterr().out
     assert status == 1

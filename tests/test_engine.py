@@ -580,7 +580,7 @@ def test_a_closed_engine_says_so(writer_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"context": CONTEXT + 1}, "context is 257, expected at most 256, the limit of this bundle's target"),
+        ({"context": CONTEXT + 1}, "context is 257, expected 2 to 256, the limit of this bundle's target"),
         ({"context": 1}, "context is 1, expected an integer of at least 2"),
         ({"context": 10.0}, "context is 10.0"),
         ({"threads": 0}, "threads is 0, expected an integer of at least 1"),

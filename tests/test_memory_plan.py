@@ -24,7 +24,18 @@ WORTH = ("context", "target_kv", "draft", "draft_kv", "draft_window", "widest", 
 
 def model(layers: int, hidden: int, inner: int, heads: int, head_size: int, storage: str, block: int) -> ModelRecord:
     facts = ArchitectureRecord(
-        "qwen2", layers, hidden, inner, heads, 2, head_size, 151936, 32768, 1e6, rope_scaled=False, tied_embeddings=False
+        "qwen2",
+        layers,
+        hidden,
+        inner,
+        heads,
+        2,
+        head_size,
+        151936,
+        32768,
+        1e6,
+        rope_scaled=False,
+        tied_embeddings=False,
     )
     embedding = "int8" if storage == "w8a8" else storage
     layer_classes = dict.fromkeys(("attention", "mlp_up", "mlp_down", "lm_head"), storage)

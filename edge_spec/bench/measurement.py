@@ -22,12 +22,13 @@ class Lane:
     engine: Engine
 
     def stream(self, prompt: str | Sequence[Message], options: Mapping[str, Any]) -> Iterator[Chunk]:
-        """Begin an answer.
+        """Answer, without anything that an earlier answer has left in the target's cache.
 
         Raises:
             RequestError: the prompt or an option is refused.
         """
-        return self.engine.stream(prompt, speculation=self.mode.speculation, **{**options, **self.mode.options})
+        with self.engine.session() as session:
+            yield from session.stream(prompt, speculation=self.mode.speculation, **{**options, **self.mode.options})
 
 
 @dataclass(frozen=True)

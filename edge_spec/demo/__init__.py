@@ -82,5 +82,6 @@ def _lane(
     title: str, engine: Engine, text: str, max_new_tokens: int, speculation: str, tokenizer: TextTokenizer
 ) -> Lane:
     question = [{"role": "user", "content": text}] if CHAT_TEMPLATE in engine.manifest.files else text
-    chunks = engine.stream(question, max_new_tokens=max_new_tokens, speculation=speculation)
+    # In a session of its own, since the second answer would otherwise find the prompt in the cache.
+    chunks = engine.session().stream(question, max_new_tokens=max_new_tokens, speculation=speculation)
     return Lane(title, chunks, TextStream(tokenizer, ()))

@@ -89,13 +89,16 @@ class CachePool:
         while others and wanted + sum(other.cache.capacity for other in others) > self._slots:
             self._evict(others.pop(0))
 
-    def evict_idle(self) -> int:
-        """Take the caches of all texts but the current one, and return how many bytes that gives back."""
-        before = self.memory_bytes
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the caches of all texts but the current one."""
+        return sum(text.cache.memory_bytes for text in self._texts if text.cache is not self._model.cache)
+
+    def evict_idle(self) -> None:
+        """Take the caches of all texts but the current one."""
         for text in self._texts:
             if text.cache is not self._model.cache:
                 self._evict(text)
-        return before - self.memory_bytes
 
     def _evict(self, text: CachedText) -> None:
         self._model.shrink(text.cache)

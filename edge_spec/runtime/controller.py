@@ -11,7 +11,8 @@ from edge_spec.runtime.candidate_tree import CandidateTree, Selection
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.costs import Costs
 from edge_spec.runtime.drafters.composite import CompositeDrafter
-from edge_spec.runtime.drafters.model import ModelDrafter, usual_evidence
+from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.model_choice import usual_evidence
 from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
 from edge_spec.runtime.goodput import Goodput, ProbingCredit
 from edge_spec.runtime.proposal import Evidence, Proposal, deferred_evidence
@@ -113,7 +114,7 @@ class Controller:
             best = self._select(candidates, cost, most)
             self._free_seconds += 0.1 * (self._clock() - started - self._free_seconds)
             self._free_gain += 0.1 * (best.gain - without - self._free_gain)
-        if self._model is not None and len(guess) < most:
+        if self._model is not None and self._model.ready and len(guess) < most:
             tokens = self._worth_drafting(self._model, context, guess, most - len(guess), best.gain)
             if tokens:
                 candidates = self._draft(self._model, tokens, context, guess, candidates)

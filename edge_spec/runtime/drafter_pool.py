@@ -11,7 +11,8 @@ from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.guarded import GuardedDrafter
-from edge_spec.runtime.drafters.model import PRIORS, ModelDrafter, evidence_of
+from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.model_choice import PRIORS, evidence_of
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.goodput import ProbingCredit
 from edge_spec.runtime.proposal import DEFERRED
@@ -19,6 +20,10 @@ from edge_spec.runtime.speculation import FixedDraft, Speculation
 
 # Names that stand for something else where it is told who proposed a token.
 _RESERVED = ("deferred", "draft", "ngram", "target")
+
+
+# Longer chains of the draft model are hardly ever worth their time.
+_LONGEST_CHAIN = 8
 
 
 class DrafterPool:
@@ -89,6 +94,21 @@ class DrafterPool:
         if drafter.name in ("auto", "off", *_RESERVED, *self.names):
             raise RequestError(f"A drafter is called {drafter.name!r}, which is taken; give it another name.")
         self._free.append(GuardedDrafter(drafter, self._vocab_size))
+
+    def worth_of_model(self, past: int) -> float:
+        """Share of plain decoding's time that chains of the draft model are expected to save, at best; 0 if none.
+
+        Args:
+            past: tokens of the text.
+        """
+        costs, acceptance = self._costs, self.acceptance.estimate(("model", "greedy", 0))
+        plain = costs.verify(1, past)
+        best = 0.0
+        for tokens in range(1, _LONGEST_CHAIN + 1):
+            expected = sum(acceptance**depth for depth in range(tokens + 1))
+            seconds = costs.verify(1 + tokens, past) + tokens * costs.draft(past, 1)
+            best = max(best, 1.0 - seconds / (expected * plain))
+        return best
 
     def rollback(self, length: int) -> None:
         """Make all of them forget positions from ``length`` on."""

@@ -16,8 +16,6 @@ from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
 from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion, last_completion
-from edge_spec.runtime.configuration import WIDEST, Configuration, KVType
-from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
@@ -26,22 +24,26 @@ from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.exactness import Exactness
+from edge_spec.runtime.free_memory import available_memory, total_memory
 from edge_spec.runtime.generation import generate
+from edge_spec.runtime.heap import give_back
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor
+from edge_spec.runtime.memory import plan_memory
+from edge_spec.runtime.memory_budget import MemoryBudget, budget_bytes
+from edge_spec.runtime.memory_profile import read_profile
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
+from edge_spec.runtime.pressure import MemoryPressure, Sheddable, usual_reserve
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.request import Request, RequestReader, checked_count
 from edge_spec.runtime.session import Session
+from edge_spec.runtime.shedding import draft_model, draft_window, idle_conversations, ngram_table
 from edge_spec.runtime.statistics import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-# Tokens of context where the caller does not say: the cache of a long one would not fit a small device.
-DEFAULT_CONTEXT = 4096
 
 # Beyond the number of cores, threads only wait for each other; thousands would seem to hang.
 MOST_THREADS = 256
@@ -50,6 +52,7 @@ MOST_THREADS = 256
 def load(
     path: str | os.PathLike[str],
     device: str = "auto",
+    memory_budget: MemoryBudget = None,
     context: int | None = None,
     conversations: int = 1,
     threads: int | None = None,
@@ -63,8 +66,12 @@ def load(
     Args:
         path: the bundle's folder, as written by ``edge-spec export``.
         device: ``"auto"`` runs on what the bundle is for; ``"cpu"`` and ``"cuda"`` insist.
-        context: most tokens of prompt and output together; by default 4096, or the model's limit if that is less.
-        conversations: how many texts of that length keep their cache at once, see :class:`edge_spec.Session`.
+        memory_budget: most memory to take: ``"2GiB"``, bytes, or a share of what is free such as ``0.5``; by default
+            80 % of what is free. What does not fit is given up in the order that ``edge-spec plan`` shows.
+        context: most tokens of prompt and output together, which are insisted on; by default 4096 or the model's limit,
+            less if the budget is short.
+        conversations: how many texts of that length should keep their cache at once, see :class:`edge_spec.Session`;
+            fewer if the budget is short.
         threads: CPU threads, by default one per physical core.
         exactness: what is owed. ``"bitwise"``: speculation changes no bit; measured while loading, and where kernels
             depend on the width of a call, reached by giving every call the same. ``"distribution"``: the text follows
@@ -78,11 +85,21 @@ def load(
     Raises:
         BundleError: the bundle is missing, damaged, written by another version's format, or made for another processor.
         ProviderError: ``device`` does not work here.
+        MemoryBudgetError: the bundle does not fit its budget, however small the rest is made.
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range.
     """
     return Engine(
-        open_bundle(path), device, context, conversations, threads, exactness, calibration, progress, ngram_table
+        open_bundle(path),
+        device,
+        memory_budget,
+        context,
+        conversations,
+        threads,
+        exactness,
+        calibration,
+        progress,
+        ngram_table,
     )
 
 
@@ -95,6 +112,7 @@ class Engine:
 
     Attributes:
         manifest: what the bundle says of itself.
+        plan: what of the bundle was loaded how, and the memory that this takes.
         context: most tokens of prompt and output together; a little less than asked for where the target runs at a
             fixed width and the context was the model's limit.
         exactness: the level that holds here, as measured or as asked for.
@@ -105,6 +123,7 @@ class Engine:
         self,
         bundle: Bundle,
         device: str = "auto",
+        memory_budget: MemoryBudget = None,
         context: int | None = None,
         conversations: int = 1,
         threads: int | None = None,
@@ -112,14 +131,14 @@ class Engine:
         calibration: Calibration | Literal["fresh"] | None = None,
         progress: Progress | None = None,
         ngram_table: str | os.PathLike[str] | None = None,
+        available: Callable[[], int | None] = available_memory,
+        memory_reserve: int | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Load both models; see :func:`load`."""
         self.manifest: Manifest = bundle.manifest
-        limit = self.manifest.context_length
-        self.context = min(DEFAULT_CONTEXT, limit) if context is None else checked_count("context", context, 2)
-        if self.context > limit:
-            raise RequestError(f"context is {context}, expected at most {limit}, the limit of this bundle's target.")
+        if context is not None:
+            context = checked_count("context", context, 2)
         conversations = checked_count("conversations", conversations, 1)
         if threads is not None:
             threads = checked_count("threads", threads, 1)
@@ -132,20 +151,29 @@ class Engine:
         if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
             raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
-        self._ngrams = _open_ngrams(ngram_table, self.manifest)
-        kv: KVType = "float16" if self.manifest.device == "cuda" else "float32"
-        configuration = Configuration(
-            self.context, conversations, WIDEST, self.manifest.draft is not None, self.context, kv, kv
-        )
+        budget = budget_bytes(memory_budget, available())
+        self.plan = plan_memory(self.manifest, budget, context, conversations, profile=read_profile(self.manifest))
+        configuration = self.plan.configuration
         pair = load_pair(bundle, providers, configuration, threads, exactness, calibration, progress)
         self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration
         self.context = self._target.context
         self._tokenizer = pair.tokenizer
-        free = (SuffixDrafter(self._ngrams), RecyclingDrafter())
         model = None
         if pair.draft is not None:
-            model = ModelDrafter(pair.draft, on_call=self.calibration.costs.observe_draft, clock=clock)
+            window, on_call = configuration.draft_window, self.calibration.costs.observe_draft
+            model = ModelDrafter(pair.draft, window, on_call, clock, pair.load_draft)
+        ngrams = _open_ngrams(ngram_table, self.manifest)
+        self._suffix = SuffixDrafter(ngrams)
+        free = (self._suffix, RecyclingDrafter())
         self._drafters = DrafterPool(self.calibration, self.manifest.vocab_size, free, (LookupDrafter(),), model, clock)
+        self._caches = CachePool(self._target, configuration.conversations * self._target.cache.limit)
+        self._pressure = MemoryPressure(
+            self._sheddable(model, pair.draft_load_seconds),
+            available,
+            usual_reserve(total_memory()) if memory_reserve is None else memory_reserve,
+            give_back,
+            clock,
+        )
         self._requests = RequestReader(
             PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context),
             self._drafters,
@@ -154,7 +182,6 @@ class Engine:
             self._target.takes_trees,
             min(configuration.widest, self._target.widest_tree),
         )
-        self._caches = CachePool(self._target, conversations * self._target.cache.limit)
         self._text = self._caches.add()
         self._admission = Admission()
         self._clock = clock
@@ -189,7 +216,9 @@ class Engine:
         self._require_open()
         with self._admission.turn():
             self._drafters.rollback(0)  # makes the last text known
-            self._ngrams.save(Path(path))
+            if self._suffix.table is None:
+                raise RequestError("What was learned from other texts had to be given up, since memory is short.")
+            self._suffix.table.save(Path(path))
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
         """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
@@ -330,6 +359,13 @@ class Engine:
         )
         statistics = Statistics(prompt_length, None if context.sampling.greedy else context.sampling.seed)
         last = None
+
+        def between_rounds() -> None:
+            self._require_open()
+            length = len(context.tokens)
+            remaining = prompt_length + output.limit - length
+            statistics.memory_events.extend(self._pressure.check(length, remaining))
+
         with self._admission.turn(lambda: self._closed or _has_ended(output)) as admitted:
             self._require_open()
             statistics.waiting_seconds = self._clock() - started
@@ -339,9 +375,7 @@ class Engine:
                 self._drafters.rollback(0)
             try:
                 on_call = self.calibration.costs.observe_verify
-                for chunk in generate(
-                    self._target, request, output, statistics, self._between_rounds, on_call, self._clock
-                ):
+                for chunk in generate(self._target, request, output, statistics, between_rounds, on_call, self._clock):
                     if chunk.completion is None:
                         yield chunk
                     last = chunk
@@ -354,8 +388,19 @@ class Engine:
         assert last is not None  # every generation ends with one
         yield last  # whoever stops reading here leaves the engine free
 
-    def _between_rounds(self, context: Context) -> None:
-        self._require_open()
+    def _sheddable(self, model: ModelDrafter | None, draft_load_seconds: float) -> list[Sheddable]:
+        """What to give up while memory is short, in this order."""
+        tokenizer, vocab_size = self.manifest.files[TOKENIZER].sha256, self.manifest.vocab_size
+        parts = [ngram_table(self._suffix, lambda: NgramTable(tokenizer, vocab_size)), idle_conversations(self._caches)]
+        if model is None:
+            return parts
+
+        def saved_seconds(tokens: int) -> float:
+            past = self._target.cache.length
+            return tokens * self.calibration.costs.verify(1, past) * self._drafters.worth_of_model(past)
+
+        weights = next(item.bytes for item in self.plan.items if item.name == "draft weights")
+        return [*parts, draft_window(model), draft_model(model, weights, draft_load_seconds, saved_seconds)]
 
     def _forget(self, text: CachedText) -> None:
         if not self._closed:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from edge_spec.runtime.completion import Chunk, Completion
-from edge_spec.runtime.context import Context
 from edge_spec.runtime.logprobs import TokenLogprobs
 from edge_spec.runtime.loop import Round, decode, prefill
 from edge_spec.runtime.model import Model
@@ -20,7 +19,7 @@ def generate(
     request: Request,
     output: Output,
     statistics: Statistics,
-    between_rounds: Callable[[Context], None],
+    between_rounds: Callable[[], None],
     on_call: Callable[[int, int, float], None],
     clock: Callable[[], float],
 ) -> Iterator[Chunk]:
@@ -52,7 +51,7 @@ def generate(
     while True:
         chunk = Chunk(output.poll(), (), ())
         if output.finish_reason is None:
-            between_rounds(context)
+            between_rounds()
             round_ = next(rounds)
             text, emitted = output.push(round_.tokens)
             statistics.record(round_, len(emitted))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
 from edge_spec.runtime.heap import give_back
@@ -52,7 +54,12 @@ class KVCache:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the buffers there are."""
-        return sum(int(value.tensor_size_in_bytes()) for value in self._buffers.values())
+        return self.bytes_of(self.capacity)
+
+    def bytes_of(self, slots: int) -> int:
+        """Bytes of buffers with so many slots."""
+        facts = self._facts
+        return len(self._names) * facts.kv_heads * facts.head_size * slots * int(np.dtype(self._dtype).itemsize)
 
     def slots_for(self, length: int) -> int:
         """How many slots are allocated for so many tokens."""

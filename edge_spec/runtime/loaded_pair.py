@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
 from typing import Literal
 
 from edge_spec.bundle import Bundle, ModelRecord
@@ -25,7 +27,10 @@ class LoadedPair:
     """A target and perhaps a draft, with empty caches.
 
     Attributes:
-        target, draft: the models; no draft is ``None``.
+        target: the model whose text it is.
+        draft: the other one; ``None`` if there is none, or no room for it.
+        load_draft: loads the draft again, once its memory was needed for something else.
+        draft_load_seconds: how long that takes.
         tokenizer: of both.
         exactness: the level that holds with the target here.
         calibration: what calls of both cost here.
@@ -33,6 +38,8 @@ class LoadedPair:
 
     target: Model
     draft: Model | None
+    load_draft: Callable[[], Model] | None
+    draft_load_seconds: float
     tokenizer: TextTokenizer
     exactness: Exactness
     calibration: Calibration
@@ -82,9 +89,12 @@ def load_pair(
         return model(manifest.target, configuration.context, exact_rows=True, fixed_rows=fixed_rows)
 
     target, level = load_at_level(target_of, exactness, manifest.vocab_size)
-    draft = None
+    draft, load_draft, draft_load_seconds = None, None, 0.0
     if manifest.draft is not None and configuration.draft:
-        draft = model(manifest.draft, configuration.draft_window, exact_rows=False)
+        load_draft = partial(model, manifest.draft, configuration.draft_window, exact_rows=False)
+        started = perf_counter()
+        draft = load_draft()
+        draft_load_seconds = perf_counter() - started
     write_profile(manifest, notes.profile())
     if isinstance(calibration, Calibration):
         calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
@@ -113,7 +123,7 @@ def load_pair(
         if loaded is not None:
             loaded.shrink(loaded.cache)
     give_back()
-    return LoadedPair(target, draft, tokenizer, level, calibration)
+    return LoadedPair(target, draft, load_draft, draft_load_seconds, tokenizer, level, calibration)
 
 
 def _require_exact_integers(bundle: Bundle) -> None:

@@ -33,6 +33,7 @@ class Model:
 
     Attributes:
         context: most tokens of a text.
+        positions: how many positions the rotary table has for sure.
         cache: that of the current text.
     """
 
@@ -75,6 +76,7 @@ class Model:
         self._takes_trees = graph.tree
         self._session = self._open(bundle, graph.path, providers, threads)
         self.context = context
+        self.positions = record.architecture.context_length
         self._architecture = record.architecture
         self.cache = self.new_cache()
         self._calls: dict[tuple[int, int], CallBuffers] = {}
@@ -90,6 +92,11 @@ class Model:
     def takes_trees(self) -> bool:
         """Whether the graph takes positions and masks."""
         return self._takes_trees
+
+    @property
+    def slides(self) -> bool:
+        """Whether tokens can be dropped from the middle of the cache while others go on behind them."""
+        return self._takes_trees and self._device == "cpu"
 
     @property
     def widest_tree(self) -> int:

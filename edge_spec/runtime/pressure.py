@@ -135,17 +135,15 @@ class MemoryPressure:
         return events
 
     def _admit(self, available: int, position: int, remaining: int) -> Sequence[MemoryEvent]:
-        """Take back the part that was given up last, if there is room for it and it pays."""
+        """Take back what was given up last of what there is room for, and that pays."""
         missing = [part for part in self._parts if part.cost_bytes()]
-        if not missing:
-            self._has_shed = False
-            return ()
-        part = missing[-1]
-        size = part.cost_bytes()
-        if available - size < _ROOM * self._reserve or not part.pays(remaining):
-            return ()
-        part.admit()
-        return [_event("admitted", part, size, available, position)]
+        self._has_shed = bool(missing)
+        for part in reversed(missing):
+            size = part.cost_bytes()
+            if available - size >= _ROOM * self._reserve and part.pays(remaining):
+                part.admit()
+                return [_event("admitted", part, size, available, position)]
+        return ()
 
 
 def usual_reserve(total: int | None) -> int:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edge_spec.runtime.loop import Round
+from edge_spec.runtime.pressure import MemoryEvent
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Statistics:
         prefill_seconds: spent on the prompt before the first round.
         draft_seconds, verify_seconds, overhead_seconds: where the rounds' time went.
         total_seconds: prefill and rounds; what the caller does between chunks is not in it.
+        memory_events: what was given up meanwhile for want of memory, and what came back.
     """
 
     prompt_tokens: int
@@ -53,6 +55,7 @@ class Statistics:
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
     total_seconds: float = 0.0
+    memory_events: list[MemoryEvent] = field(default_factory=list)
 
     def record_prefill(self, seconds: float) -> None:
         """Add the time spent on the prompt before the first round."""

@@ -49,22 +49,24 @@ class SuffixDrafter:
       before, 2 if the token followed most of several times.
     - rank: how many siblings followed more often. Few of these tokens are accepted: little else tells them apart.
 
-    Args:
-        table: what other texts said; it learns from what is generated. ``None``: only the text itself counts.
+    Attributes:
+        table: what other texts said; it learns from what is generated. ``None``: only the text itself counts. May be
+            replaced or taken away at any time.
     """
 
     name = "suffix"
 
     def __init__(self, table: NgramTable | None = None) -> None:
+        """Draft with a table, or without."""
         self._automaton = SuffixAutomaton()
-        self._table = table
+        self.table = table
         self._text: list[int] = []  # the context's own list, which grows
         self._learned: int | None = None  # tokens of it that the table need not learn; None: not known yet
 
     @property
     def memory_bytes(self) -> int:
         """Memory held by automaton and table, in bytes. Token ids themselves belong to the context."""
-        return self._automaton.memory_bytes + (0 if self._table is None else self._table.memory_bytes)
+        return self._automaton.memory_bytes + (0 if self.table is None else self.table.memory_bytes)
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """What followed the longest suffix of text and prefix that occurred before.
@@ -120,15 +122,15 @@ class SuffixDrafter:
         self._learned = len(text)
 
     def _learn(self) -> None:
-        if self._table is not None and self._learned is not None:
-            self._table.learn(self._text, self._learned)
+        if self.table is not None and self._learned is not None:
+            self.table.learn(self._text, self._learned)
 
     def _continuations(self, match: Match, tail: list[int], siblings: int) -> list[tuple[int, float, Evidence]]:
         """What may follow, the most frequent first: token, estimated probability and evidence."""
         source = "suffix"
         length, tokens, counts = self._automaton.continuations(match)
-        if self._table is not None and length < _TRUSTED:
-            known = self._table.successors(tail)
+        if self.table is not None and length < _TRUSTED:
+            known = self.table.successors(tail)
             if known.context > length:
                 source, (length, tokens, counts) = "ngram", known
         if not tokens:

@@ -1,0 +1,123 @@
+"""Which tokens the draft model's logits propose, and what speaks for them."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_spec.runtime.context import Context
+from edge_spec.runtime.noise import sample_gumbel
+from edge_spec.runtime.proposal import Evidence, Proposal
+from edge_spec.runtime.sampling import probabilities, require_finite
+
+# How many of the draft's likeliest tokens a place in a tree gets.
+_SIBLINGS = 3
+
+# Where the probabilities that count as the same evidence are parted.
+_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+
+# What to expect of its tokens before any was verified: of the likeliest, and of the second and third.
+PRIORS: dict[Evidence, float] = {
+    ("model",): 0.6,
+    **{("model", kind, rank): expected for kind in ("greedy", "coupled") for rank, expected in ((1, 0.2), (2, 0.1))},
+}
+
+Candidate = tuple[int, Evidence]
+
+
+def usual_evidence(context: Context) -> Evidence:
+    """What speaks for a token of the draft model of which no more is known than how it will be chosen."""
+    return ("model", "greedy" if context.noise is None else "coupled" if context.coupled else "drawn", 0)
+
+
+def evidence_of(agreement: Iterable[tuple[float, bool]]) -> Iterator[tuple[Evidence, bool]]:
+    """What a calibration's comparison of draft and target says about greedy drafting.
+
+    Args:
+        agreement: the probability of the draft's likeliest token, and whether it was the target's.
+    """
+    return ((("model", "greedy", 0, bisect(_EDGES, share)), agreed) for share, agreed in agreement)
+
+
+def choose(
+    context: Context, path: Sequence[int], logits: NDArray[np.float32], branches: bool
+) -> tuple[Sequence[Candidate], NDArray[np.float32] | None]:
+    """Choose the token after ``path``.
+
+    Args:
+        context: the text so far.
+        path: tokens behind the text.
+        logits: float32 [vocab], the draft's own.
+        branches: whether runners-up are wanted.
+
+    Returns:
+        The token and its runners-up, with their evidence; and the law the token was drawn from, ``None`` if no rule
+        will ask.
+    """
+    processed = context.pipeline.process_row(logits, context.history, path)
+    count = _SIBLINGS if branches else 1
+    if context.noise is None:
+        tokens = _best(processed, count)
+        require_finite(processed[tokens[0]], 0)
+        peak = processed[tokens[0]]
+        total = float(np.exp(processed - peak).sum())
+        shares = [float(np.exp(processed[token] - peak)) / total for token in tokens]
+        return _with_evidence("greedy", tokens, shares), None
+    law = probabilities(processed[None], context.sampling)[0]
+    start, node = len(context.tokens), len(path)
+    if context.coupled:
+        noise = context.noise.gumbel(start + node, len(law))
+        if count == 1:
+            tokens = [sample_gumbel(law, noise)]
+        else:
+            with np.errstate(divide="ignore"):
+                tokens = _best(np.log(law) + noise, count)
+        return _with_evidence("coupled", tokens, [float(law[token]) for token in tokens]), None
+    token = context.noise.round(start).draw_draft(node, law)
+    # What is said of a drawn token must not depend on the draw, so it is said of the law.
+    return _with_evidence("drawn", [token], [float(law.max())]), law
+
+
+def _best(scores: NDArray[np.float32], count: int) -> list[int]:
+    """The ``count`` highest scores' indices, best first; those of -inf are left out, except the first."""
+    best = [int(np.argmax(scores))]
+    if count > 1:
+        left = scores.copy()
+        for _ in range(count - 1):
+            left[best[-1]] = -np.inf
+            token = int(np.argmax(left))
+            if left[token] == -np.inf:
+                break
+            best.append(token)
+    return best
+
+
+def _with_evidence(kind: str, tokens: Sequence[int], shares: Sequence[float]) -> list[Candidate]:
+    return [
+        (token, ("model", kind, rank, bisect(_EDGES, share)))
+        for rank, (token, share) in enumerate(zip(tokens, shares, strict=True))
+    ]
+
+
+def laid_out(
+    chain: Sequence[int],
+    evidence: Sequence[Evidence],
+    siblings: Sequence[Sequence[Candidate]],
+    laws: Sequence[NDArray[np.float32]],
+    most: int,
+) -> Proposal:
+    """The chain first, then the runners-up of its places."""
+    q = laws or None
+    extra = [(depth - 1, *candidate) for depth, others in enumerate(siblings) for candidate in others]
+    extra = extra[: most - len(chain)]
+    if not extra:
+        return Proposal(tuple(chain), q, evidence=tuple(evidence))
+    return Proposal(
+        (*chain, *(token for _, token, _ in extra)),
+        q,
+        (*range(-1, len(chain) - 1), *(parent for parent, _, _ in extra)),
+        evidence=(*evidence, *(reason for _, _, reason in extra)),
+    )

@@ -1,0 +1,79 @@
+"""What an engine can go on without: the order in which it gives memory back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge_spec.runtime.cache_pool import CachePool
+from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.ngram_table import NgramTable
+from edge_spec.runtime.drafters.suffix import SuffixDrafter
+from edge_spec.runtime.pressure import Sheddable
+
+# A draft's cache under pressure: enough for its sinks and for what its next tokens depend on most.
+NARROW_WINDOW = 256
+
+
+def ngram_table(suffix: SuffixDrafter, new_table: Callable[[], NgramTable]) -> Sheddable:
+    """What the suffix drafter knows from other texts. It comes back empty."""
+    size = 0 if suffix.table is None else suffix.table.memory_bytes
+
+    def shed() -> None:
+        suffix.table = None
+
+    def admit() -> None:
+        suffix.table = new_table()
+
+    return Sheddable(
+        "n-gram table",
+        memory_bytes=lambda: 0 if suffix.table is None else size,
+        shed=shed,
+        cost_bytes=lambda: size if suffix.table is None else 0,
+        admit=admit,
+    )
+
+
+def idle_conversations(caches: CachePool) -> Sheddable:
+    """The caches of other conversations, which are read again when their turn comes."""
+    return Sheddable("caches of idle conversations", lambda: caches.idle_bytes, caches.evict_idle)
+
+
+def draft_window(model: ModelDrafter) -> Sheddable:
+    """What the draft's cache holds beyond a narrow window."""
+    wide = model.window
+    narrow = min(NARROW_WINDOW, wide)
+    given_back = 0
+
+    def shed() -> None:
+        nonlocal given_back
+        given_back = model.bytes_beyond(narrow)
+        model.narrow(narrow)
+
+    return Sheddable(
+        "draft window",
+        memory_bytes=lambda: model.bytes_beyond(narrow),
+        shed=shed,
+        cost_bytes=lambda: given_back if model.window < wide else 0,
+        admit=lambda: model.narrow(wide),
+    )
+
+
+def draft_model(
+    model: ModelDrafter, weights_bytes: int, load_seconds: float, saved_seconds: Callable[[int], float]
+) -> Sheddable:
+    """The draft model with its cache.
+
+    Args:
+        model: its drafter.
+        weights_bytes: what its weights take in memory.
+        load_seconds: what loading it takes.
+        saved_seconds: told how many tokens a text may still grow by, the seconds that the draft may then save.
+    """
+    return Sheddable(
+        "draft model",
+        memory_bytes=lambda: weights_bytes + model.memory_bytes if model.ready else 0,
+        shed=model.unload,
+        cost_bytes=lambda: 0 if model.ready else weights_bytes,
+        admit=model.reload,
+        pays=lambda tokens: saved_seconds(tokens) > load_seconds,
+    )
