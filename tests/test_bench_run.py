@@ -296,7 +296,7 @@ def test_a_report_is_not_overwritten(
 def test_a_bundle_that_does_not_fit_into_memory_is_not_loaded(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engines, "available_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(engines, "available_memory", lambda: 1000)
     assert bench(bundle) == 2
     assert "0.0 GiB are free. Compare fewer modes" in capsys.readouterr().err
 

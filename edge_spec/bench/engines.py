@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge_spec.bench.machine import available_memory_bytes
 from edge_spec.bench.measurement import Lane
 from edge_spec.bench.modes import BASELINE, PLAIN, Mode, require_drafters
 from edge_spec.bundle import read_manifest
 from edge_spec.errors import RequestError
 from edge_spec.runtime.engine import Engine, load
+from edge_spec.runtime.free_memory import available_memory
 
 # Long enough that prefill runs in chunks, and repetitive enough that every drafter has something to propose.
 _WARM_UP = "The first runner passes the baton to the second, the second passes the baton to the third. " * 5
@@ -70,7 +70,7 @@ def open_lanes(
 def _require_memory(path: Path) -> None:
     """Refuse a bundle whose weights alone are larger than what is free, before the system starts to swap or kill."""
     needed = sum(record.bytes for record in read_manifest(path).files.values())
-    available = available_memory_bytes()
+    available = available_memory()
     if available is not None and needed > available:
         raise RequestError(
             f"loading {path} takes more than {needed / 2**30:.1f} GiB, but only {available / 2**30:.1f} GiB are free. "

@@ -31,11 +31,6 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def available_memory_bytes() -> int | None:
-    """Return how much memory can be taken without swapping, in bytes."""
-    return _memory("MemAvailable")
-
-
 def peak_memory_bytes() -> int:
     """Return the most memory this process has had resident so far, in bytes."""
     peak = _fields(Path("/proc/self/status")).get("VmHWM")

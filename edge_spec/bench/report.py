@@ -15,7 +15,7 @@ from rich.text import Text
 from edge_spec.bench.measurement import Answer, Skipped
 from edge_spec.bench.summary import Summary
 from edge_spec.bench.tables import Rows, by_category, markdown, overview
-from edge_spec.inspection import size_text
+from edge_spec.byte_size import size_text
 
 _FORMAT = "edge-spec benchmark"
 _SCHEMA_VERSION = 1

@@ -41,10 +41,13 @@ def available_memory(root: Path = _ROOT) -> int | None:
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    found = [_field(_read(f"{root}/proc/meminfo"), b"MemAvailable:", _KIB)]
+    machine = _read(f"{root}/proc/meminfo")
+    found, total = [_field(machine, b"MemAvailable:", _KIB)], _field(machine, b"MemTotal:", _KIB)
     for group in _groups(str(root)):
-        limit, usage = _number(_read(group.limit)), _number(_read(group.usage))
-        if limit is not None and usage is not None:
+        limit = _number(_read(group.limit))
+        if limit is None or (total is not None and limit >= total):
+            continue  # the other files take the kernel a while
+        if (usage := _number(_read(group.usage))) is not None:
             found.append(max(0, limit - usage + (_field(_read(group.stat), group.inactive, 1) or 0)))
     return min((size for size in found if size is not None), default=None)
 
@@ -65,7 +68,7 @@ def _groups(root: str) -> tuple[_Group, ...]:
     groups: list[_Group] = []
     mounts = _mounts(root)
     for line in _read(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         version = 2 if controllers == "" else 1
         if version == 1 and "memory" not in controllers.split(","):
             continue
@@ -102,10 +105,10 @@ def _upwards(mount: str, path: str, version: int) -> list[_Group]:
     for depth in range(len(parts), -1, -1):
         folder = "/".join([mount.rstrip("/"), *parts[:depth]])
         if version == 2:
-            group = _Group(*(f"{folder}/memory.{name}" for name in ("max", "current", "stat")), b"inactive_file")
+            limit, usage, inactive = "max", "current", b"inactive_file"
         else:
-            names = ("limit_in_bytes", "usage_in_bytes", "stat")
-            group = _Group(*(f"{folder}/memory.{name}" for name in names), b"total_inactive_file")
+            limit, usage, inactive = "limit_in_bytes", "usage_in_bytes", b"total_inactive_file"
+        group = _Group(f"{folder}/memory.{limit}", f"{folder}/memory.{usage}", f"{folder}/memory.stat", inactive)
         if os.path.exists(group.limit):  # noqa: PTH110  # a path as text
             groups.append(group)
     return groups

@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
+from edge_spec.runtime.heap import give_back
 
 # Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
 _STEP = 256
@@ -149,3 +150,4 @@ class KVCache:
             self.shrink()
             raise
         self.capacity = capacity
+        give_back()  # the old buffers are too small to be used again

@@ -16,6 +16,8 @@ from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.exactness import Exactness, load_at_level
+from edge_spec.runtime.heap import give_back
+from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -69,11 +71,19 @@ def load_pair(
     """
     manifest = bundle.manifest
     _require_exact_integers(bundle)
+    notes = MemoryNotes()
+    # First, since reading it takes several times its size for a moment, and weights need that room later.
+    with notes.of("tokenizer"):
+        tokenizer = TextTokenizer(bundle.tokenizer_path)
+        give_back()
 
     def model(record: ModelRecord, context: int, exact_rows: bool, fixed_rows: int | None = None) -> Model:
         # The rotary table ends one row behind the context, and padding rows need their place in it.
         longest = record.architecture.context_length + 1 - (fixed_rows or 1)
-        return Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows)
+        with notes.of("target_weights" if record is manifest.target else "draft_weights"):
+            loaded = Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows)
+            give_back()
+        return loaded
 
     def target_of(fixed_rows: int | None) -> Model:
         return model(manifest.target, configuration.context, exact_rows=True, fixed_rows=fixed_rows)
@@ -85,7 +95,7 @@ def load_pair(
         started = perf_counter()
         draft = load_draft()
         draft_load_seconds = perf_counter() - started
-    tokenizer = TextTokenizer(bundle.tokenizer_path)
+    write_profile(manifest, notes.profile())
     if isinstance(calibration, Calibration):
         calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
     else:
@@ -112,6 +122,7 @@ def load_pair(
     for loaded in (target, draft):
         if loaded is not None:
             loaded.shrink(loaded.cache)
+    give_back()
     return LoadedPair(target, draft, load_draft, draft_load_seconds, tokenizer, level, calibration)
 
 

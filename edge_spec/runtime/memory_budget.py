@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from numbers import Integral, Real
+from typing import Any
 
 from edge_spec.byte_size import parse_size
 from edge_spec.errors import RequestError
@@ -33,22 +34,23 @@ def budget_bytes(budget: MemoryBudget, available: int | None, name: str = "memor
     Raises:
         RequestError: it is none of these.
     """
-    if budget is None and available is None:
+    given: Any = budget  # whatever a caller may have passed
+    if given is None and available is None:
         return None
-    if isinstance(budget, str) and (share := _SHARE.fullmatch(budget)) is not None:
+    if isinstance(given, str) and (share := _SHARE.fullmatch(given)) is not None:
         size = _share(float(share[1]) / 100 if share[1] else float(share[2]), available, name)
-    elif isinstance(budget, str):
-        size = parse_size(budget, name)
-    elif isinstance(budget, bool) or not isinstance(budget, Real | None):
+    elif isinstance(given, str):
+        size = parse_size(given, name)
+    elif isinstance(given, bool) or not isinstance(given, Real | None):
         raise RequestError(
-            f"{name} is {budget!r}, expected a size such as '2GiB', bytes, or a share of what is free such as 0.5."
+            f"{name} is {given!r}, expected a size such as '2GiB', bytes, or a share of what is free such as 0.5."
         )
-    elif isinstance(budget, Integral) and budget != 1:
-        size = int(budget)
+    elif isinstance(given, Integral) and given != 1:
+        size = int(given)
     else:
-        size = _share(DEFAULT_SHARE if budget is None else float(budget), available, name)
+        size = _share(DEFAULT_SHARE if given is None else float(given), available, name)
     if size <= 0:
-        raise RequestError(f"{name} is {budget!r}, expected more than nothing.")
+        raise RequestError(f"{name} is {given!r}, expected more than nothing.")
     return size
 
 

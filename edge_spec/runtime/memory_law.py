@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, exp
 from typing import Literal
@@ -20,12 +20,16 @@ Basis = Literal["exact", "law", "measured"]
 _MIB = 1 << 20
 _KV_BYTES: dict[KVType, int] = {"float32": 4, "float16": 2, "int8": 1}
 
-# Python with NumPy, jinja2, ONNX Runtime and the tokenizers' library, as resident in a process of its own.
-_LIBRARIES = 58 * _MIB
-# What a tokenizer takes for every byte of tokenizer.json: once it is there, and while it is read.
-_TOKENIZER, _TOKENIZER_READING = 4.0, 11.5
+# Python with NumPy, jinja2, ONNX Runtime and the tokenizers' library, two thirds of it code. Where other processes
+# have the same files mapped, this one's share of them (PSS) is less.
+_LIBRARIES = 72 * _MIB
+# What a tokenizer takes, and for every byte of tokenizer.json: once it is there, and while it is read.
+_EMPTY_TOKENIZER = 2 * _MIB
+_TOKENIZER, _TOKENIZER_READING = 3.95, 12.0
 # A session without weights: the graph, its kernels, the arenas' first blocks.
-_SESSION = 10 * _MIB
+_SESSION = 9 * _MIB
+# A model that took so many times what the law says was not alone.
+_IMPLAUSIBLE = 2
 # CUDA's context, libraries and kernels, where the graphs run on a GPU.
 _CUDA = 600 * _MIB
 
@@ -34,6 +38,8 @@ _CUDA = 600 * _MIB
 _MLP_COLUMNS, _HIDDEN_COLUMNS = 3.6, 8.0
 # Copies that the w8a8 kernel makes of the logits besides the result itself.
 _W8A8_LOGITS = 2.05
+# Rows as the target leaves them, and as the laws that tokens are sampled from.
+_TARGET_LOGITS = 2
 # Rows of the draft's logits: calibration compares its guesses for so many tokens at once.
 _DRAFT_LOGITS = 32
 
@@ -75,10 +81,21 @@ class _Matrix:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Bytes of a model's weights once loaded, and what the largest matrix takes besides while it is packed."""
+    """Bytes of a model's weights.
 
-    resident: int
-    transient: int
+    Attributes:
+        packed: the matrices, once loaded.
+        touched: what generating reads of the mapped file besides.
+        transient: the largest matrix, which lies there twice while it is packed.
+    """
+
+    packed: int = 0
+    touched: int = 0
+    transient: int = 0
+
+    @property
+    def resident(self) -> int:
+        return self.packed + self.touched
 
 
 def memory_items(
@@ -95,25 +112,25 @@ def memory_items(
         The items, whose sum is the peak: while generating to the full context, or while loading if that takes more.
     """
     target, draft = manifest.target, manifest.draft if configuration.draft else None
-    measured = profile or MemoryProfile()
+    measured = _plausible(profile or MemoryProfile(), manifest)
     on_gpu = manifest.device == "cuda"
 
     def weights(model: ModelRecord, tokens: int, known: int | None) -> _Weights:
         by_law = _weights(model, tokens, on_gpu)
-        return by_law if known is None else _Weights(known, by_law.transient)
+        return by_law if known is None else replace(by_law, packed=max(0, known - _SESSION))
 
     reading = manifest.files[TOKENIZER].bytes
     target_weights = weights(target, configuration.context, measured.target_weights)
     libraries = MemoryItem("libraries", _LIBRARIES, "law")
-    tokenizer = MemoryItem("tokenizer", *_known(measured.tokenizer, _TOKENIZER * reading))
+    tokenizer = MemoryItem("tokenizer", *_known(measured.tokenizer, _EMPTY_TOKENIZER + _TOKENIZER * reading))
     items = [
         libraries,
         tokenizer,
         MemoryItem("target weights", target_weights.resident, _basis(measured.target_weights)),
         MemoryItem("target KV cache", target_kv_bytes(manifest, configuration), "exact"),
     ]
-    draft_weights = _Weights(0, 0)
-    logits = (configuration.widest + 1) * target.architecture.logits_size * 4
+    draft_weights = _Weights()
+    logits = _TARGET_LOGITS * (configuration.widest + 1) * target.architecture.logits_size * 4
     workspace = _workspace(target, configuration.context, configuration.widest + 1, on_gpu)
     if draft is not None:
         draft_weights = weights(draft, configuration.draft_window, measured.draft_weights)
@@ -126,17 +143,17 @@ def memory_items(
     sessions = 1 if draft is None else 2
     provider = MemoryItem("provider", sessions * _SESSION + (_CUDA if on_gpu else 0), "law")
     items += [
-        MemoryItem("logits", logits, "exact"),
+        MemoryItem("logits and laws", logits, "exact"),
         MemoryItem("drafters' tables", _tables(configuration.context), "law"),
         MemoryItem("workspace", workspace, "law"),
         provider,
     ]
     running = sum(item.bytes for item in items)
-    loaded = libraries.bytes + provider.bytes + tokenizer.bytes + target_weights.resident
+    loaded = libraries.bytes + provider.bytes + tokenizer.bytes + target_weights.packed
     loading = max(
         libraries.bytes + int(_TOKENIZER_READING * reading),
         loaded + target_weights.transient,
-        loaded + draft_weights.resident + draft_weights.transient,
+        loaded + draft_weights.packed + draft_weights.transient,
     )
     return (*items, MemoryItem("loading", max(0, loading - running), "law"))
 
@@ -159,6 +176,22 @@ def _kv(model: ModelRecord, slots: int, kind: KVType) -> int:
     facts = model.architecture
     buffer = facts.kv_heads * facts.head_size * _KV_BYTES[kind] * (slots + 1)
     return buffer * (2 * facts.layers + 1)
+
+
+def _plausible(profile: MemoryProfile, manifest: Manifest) -> MemoryProfile:
+    """The profile without sizes that cannot be the bundle's: an app's other threads may have allocated meanwhile."""
+    on_gpu = manifest.device == "cuda"
+
+    def plausible(known: int | None, model: ModelRecord | None) -> int | None:
+        if known is None or model is None:
+            return None
+        return known if known < _IMPLAUSIBLE * (_weights(model, 0, on_gpu).packed + _SESSION) else None
+
+    return replace(
+        profile,
+        target_weights=plausible(profile.target_weights, manifest.target),
+        draft_weights=plausible(profile.draft_weights, manifest.draft),
+    )
 
 
 def _known(measured: int | None, law: float) -> tuple[int, Basis]:
@@ -184,14 +217,14 @@ def _weights(model: ModelRecord, tokens: int, on_gpu: bool) -> _Weights:
     """Matrices as the kernels have packed them, and what is read of the mapped file besides."""
     block = int(model.recipe.get("block_size", 32))
     facts = model.architecture
-    resident, largest = 0, 0
+    total, largest = 0, 0
     for matrix in _matrices(model):
         packed, original = _packed(matrix, block, on_gpu)
-        resident += matrix.count * packed
+        total += matrix.count * packed
         largest = max(largest, original)
     vectors = facts.layers * (4 * facts.hidden_size + 2 * facts.intermediate_size) * 4
     rotary = tokens * facts.head_size * 4
-    return _Weights(resident + vectors + rotary + _embedding(model, tokens, block), largest)
+    return _Weights(total, vectors + rotary + _embedding(model, tokens, block), largest)
 
 
 def _packed(matrix: _Matrix, block: int, on_gpu: bool) -> tuple[int, int]:
@@ -204,10 +237,9 @@ def _packed(matrix: _Matrix, block: int, on_gpu: bool) -> tuple[int, int]:
         integers, scales = matrix.outputs * blocks * block // 2, 4 * matrix.outputs * blocks
         if on_gpu:
             return integers + scales // 2, integers
-        # Scales and sums of each block are packed with the integers. The kernel keeps the original scales and zero
-        # points as well: mapped from the file, and a copy of the zero points.
+        # Scales and sums of each block are packed with the integers, and what those were made of stays mapped.
         zero_points = matrix.outputs * ceil(blocks / 2)
-        return integers + 3 * scales + 2 * zero_points, integers
+        return integers + 3 * scales + zero_points, integers
     if on_gpu and matrix.storage == "fp16":
         return 2 * count, 2 * count
     return 4 * count, 4 * count  # on CPU fp16 is widened

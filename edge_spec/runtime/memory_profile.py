@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,31 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Bytes that became resident while each part was loaded; ``None``: not measured."""
+    """Bytes that became resident while each part was loaded, a model's session included; ``None``: not measured."""
 
     tokenizer: int | None = None
     target_weights: int | None = None
     draft_weights: int | None = None
+
+
+class MemoryNotes:
+    """Notes what becomes resident while parts are loaded, one after the other."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """Note what is resident afterwards and was not before as a field of the profile."""
+        before = resident_memory()
+        yield
+        after = resident_memory()
+        if before is not None and after is not None and after > before:
+            self._sizes[part] = after - before
+
+    def profile(self) -> MemoryProfile:
+        """What was noted."""
+        return MemoryProfile(**self._sizes)
 
 
 def resident_memory() -> int | None:
