@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LARGEST_MANIFEST = 4 << 20
 LARGEST_TEXT = 1 << 20  # a chat template
 LARGEST_TOKENIZER = 256 << 20
-LARGEST_GRAPH = 16 << 20
+LARGEST_GRAPH = 4 << 20
 LARGEST_BUNDLE = 256 << 30
 
 # Of files, and of characters in a name or a token.

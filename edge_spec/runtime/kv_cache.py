@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
+from edge_spec.runtime.memory import require_memory
 
 
 class KVCache:
@@ -28,17 +32,29 @@ class KVCache:
             capacity: slots per layer.
             dtype: numpy type of the buffers.
             device: ``"cpu"`` or ``"cuda"``, where the buffers lie.
+
+        Raises:
+            RequestError: there is no memory for so many slots.
         """
         self.capacity = capacity
         self.length = 0
         self._device = device
         self._shape = [1, facts.kv_heads, capacity, facts.head_size]
+        advice = "load with a smaller context"
+        wanted = 2 * facts.layers * math.prod(self._shape) * np.dtype(dtype).itemsize
+        if device == "cpu":
+            require_memory(wanted, f"the KV cache of {capacity:,} tokens", advice)
         # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
-        self._buffers = {
-            f"{layer}.{part}": onnxruntime.OrtValue.ortvalue_from_shape_and_type(self._shape, dtype, device)
-            for layer in range(facts.layers)
-            for part in ("key", "value")
-        }
+        try:
+            self._buffers = {
+                f"{layer}.{part}": onnxruntime.OrtValue.ortvalue_from_shape_and_type(self._shape, dtype, device)
+                for layer in range(facts.layers)
+                for part in ("key", "value")
+            }
+        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
+            raise RequestError(
+                f"There is no memory for a KV cache of {capacity:,} tokens ({wanted:,} bytes); {advice}."
+            ) from error
 
     @property
     def memory_bytes(self) -> int:

@@ -13,6 +13,7 @@ from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.exactness import Exactness, load_at_level
+from edge_spec.runtime.memory import require_memory
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -52,6 +53,8 @@ def load_pair(
     """
     manifest = bundle.manifest
     _require_exact_integers(bundle)
+    weights = sum(record.bytes for record in manifest.files.values())
+    require_memory(weights, f"The weights of {bundle.path}", "export it with a smaller recipe")
 
     def model(record: ModelRecord, exact_rows: bool, fixed_rows: int | None = None) -> Model:
         # The rotary table ends one row behind the context, and padding rows need their place in it.

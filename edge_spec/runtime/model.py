@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from edge_spec.bundle import Bundle, ModelRecord
 from edge_spec.errors import BundleError, RequestError
+from edge_spec.graph_check import check_graph
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers
 from edge_spec.runtime.kv_cache import KVCache
@@ -57,7 +58,8 @@ class Model:
                 bitwise exactness, for kernels that round differently for every width.
 
         Raises:
-            BundleError: ONNX Runtime refuses the graph.
+            BundleError: the graph is not one that the exporter writes, or ONNX Runtime refuses it.
+            RequestError: there is no memory for such a cache.
         """
         self._ort = import_onnxruntime()
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
@@ -69,7 +71,9 @@ class Model:
         # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
         graph = record.graphs[0]
         self._takes_trees = graph.tree
-        self._session = self._open(bundle, graph.path, providers, threads)
+        check_graph(bundle, record, graph)
+        self._path = bundle.path / graph.path
+        self._session = self._open(providers, threads)
         # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
         slots = context + (fixed_rows or 1)
@@ -113,6 +117,7 @@ class Model:
             float32 [R, vocab], valid until the next call.
 
         Raises:
+            BundleError: ONNX Runtime cannot run the graph.
             RequestError: the tokens do not fit into the cache, a chain graph is given positions or a mask, or an
                 empty cache is given positions.
         """
@@ -131,7 +136,10 @@ class Model:
         call.fill(token_ids, logit_rows, positions, past)
         if self._takes_trees:
             call.fill_mask(mask, past)
-        self._session.run_with_iobinding(call.binding)
+        try:
+            self._session.run_with_iobinding(call.binding)
+        except Exception as error:  # ONNX Runtime's classes share no base
+            raise BundleError(f"ONNX Runtime cannot run {self._path}: {' '.join(str(error).split())}") from error
         self.cache.length = past + rows
         return call.logits[:wanted]
 
@@ -166,7 +174,7 @@ class Model:
             return rows
         return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)
 
-    def _open(self, bundle: Bundle, path: str, providers: Sequence[str], threads: int | None) -> Any:
+    def _open(self, providers: Sequence[str], threads: int | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
@@ -175,11 +183,9 @@ class Model:
         # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
-            return self._ort.InferenceSession(str(bundle.path / path), options, providers=list(providers))
+            return self._ort.InferenceSession(str(self._path), options, providers=list(providers))
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            raise BundleError(
-                f"ONNX Runtime cannot load {bundle.path / path}: {' '.join(str(error).split())}"
-            ) from error
+            raise BundleError(f"ONNX Runtime cannot load {self._path}: {' '.join(str(error).split())}") from error
 
     def _call(self, rows: int, logit_rows: int) -> CallBuffers:
         """The buffers of calls of this shape."""
