@@ -310,6 +310,10 @@ def _seal(folder: Path, manifest: Manifest) -> None:
         if file.is_file()
     }
     complete = replace(manifest, files=files)
+    try:
+        check_manifest(complete)
+    except ValueError as error:
+        raise BundleError(f"This cannot be a bundle: {error}; nothing was written.") from None
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(complete.to_json(), file, indent=1)
         file.write("\n")

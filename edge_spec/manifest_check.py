@@ -24,7 +24,8 @@ LARGEST_BUNDLE = 256 << 30
 _MOST_FILES = 64
 _LONGEST_TEXT = 4096
 
-_LARGEST = {
+# Of an architecture: beyond these no model is meant for a small machine.
+LARGEST_SIZES = {
     "layers": 1024,
     "hidden_size": 1 << 17,
     "intermediate_size": 1 << 19,
@@ -48,7 +49,7 @@ def check_manifest(manifest: Manifest) -> None:
             raise ValueError(
                 f"vocab_size is {manifest.vocab_size}, but there are {record.architecture.logits_size} logits"
             )
-    _require_between("vocab_size", manifest.vocab_size, 1, _LARGEST["logits_size"])
+    _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])
     _require_between("context_length", manifest.context_length, 2, manifest.target.architecture.context_length)
     ids = [*manifest.eos_token_ids, *manifest.special_token_ids]
     ids += [] if manifest.bos_token_id is None else [manifest.bos_token_id]
@@ -93,7 +94,7 @@ def _largest(name: str) -> int:
 
 
 def _check_sizes(facts: ArchitectureRecord) -> None:
-    for name, largest in _LARGEST.items():
+    for name, largest in LARGEST_SIZES.items():
         _require_between(name, getattr(facts, name), 1, largest)
     if facts.heads % facts.kv_heads:
         raise ValueError(f"{facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")

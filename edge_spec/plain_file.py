@@ -50,6 +50,27 @@ def open_plain(folder: Path, name: str) -> IO[bytes]:
         raise
 
 
+def open_regular(path: Path, within: Path) -> IO[bytes]:
+    """Open a file of a downloaded folder for reading. Links are followed, but not to anywhere.
+
+    The cache of the Hugging Face hub keeps a checkpoint's files in ``blobs``, and links to them in ``snapshots/NAME``.
+
+    Args:
+        path: the file.
+        within: the folder it belongs to.
+
+    Raises:
+        NotPlainError: it is no file, or leads out of the folder and is not of the hub's cache.
+        OSError: it is missing or may not be read.
+    """
+    home, real = within.resolve(), path.resolve(strict=True)
+    in_cache = within.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+    if not real.is_relative_to(home) and not in_cache:
+        raise NotPlainError(f"{path} is a link to {real}, outside of its folder")
+    _require(path, real.stat(), stat.S_IFREG)
+    return open_plain(real.parent, real.name)
+
+
 def _require(path: Path, status: os.stat_result, kind: int) -> None:
     found = stat.S_IFMT(status.st_mode)
     if found != kind:

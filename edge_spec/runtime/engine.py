@@ -80,9 +80,12 @@ def load(
         BundleError: the bundle is missing, damaged, written by another version's format, or made for another processor.
         ProviderError: ``device`` does not work here.
         MissingDependencyError: ONNX Runtime is not installed.
-        RequestError: an argument is out of range.
+        RequestError: an argument is out of range, or there is not enough memory.
     """
-    return Engine(open_bundle(path), device, context, threads, exactness, calibration, progress, ngram_table)
+    try:
+        return Engine(open_bundle(path), device, context, threads, exactness, calibration, progress, ngram_table)
+    except MemoryError as error:
+        raise RequestError(f"There is not enough memory to load {path}; load it with a smaller context.") from error
 
 
 class Engine:
