@@ -16,6 +16,7 @@ from typing import Any
 _MOST_GROWTH = 64
 _MOST_PARTS = 64
 _LONGEST_PREFIX = 256
+_LONGEST_REASON = 300
 _LONGEST_PATTERN = 8192
 
 
@@ -28,6 +29,12 @@ def panics_as_errors() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise RuntimeError(f"the tokenizers library panics: {error}") from error
+
+
+def reason(error: BaseException) -> str:
+    """What the library says, which may quote all of a file, as it may appear in a message."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 def check_tokenizer(tokenizer: Any) -> None:

@@ -32,13 +32,12 @@ SECONDS = 60.0  # for one input, on a machine that does other things too
 
 def attempt(kind: str, seed: int, sound: dict[str, Path], folder: Path, calibration: Any) -> str:
     """Try one input; return what became of it. Raises what nobody should see."""
-    from hostile_files import CHANGES, write_hostile
-
     import edge_spec
     from edge_spec.bundle import read_manifest
     from edge_spec.errors import EdgeSpecError
     from edge_spec.export import export_pair
     from edge_spec.inspection import describe_bundle
+    from hostile_files import CHANGES, write_hostile
 
     random = Random(seed)
     path = write_hostile(kind, random, sound, folder)
@@ -91,15 +90,16 @@ def serve(folder: Path, sound: dict[str, Path]) -> None:
 class Child:
     """A process that tries inputs, started again when it is lost."""
 
-    def __init__(self, arguments: list[str]) -> None:
-        self._arguments = arguments
+    def __init__(self, command: list[str], seconds: float = SECONDS) -> None:
+        self._command = command
+        self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, kind: str, seed: int) -> tuple[str, str]:
         """Have one input tried: ``ok`` and its outcome, or ``bad`` and what went wrong."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, *self._arguments],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -109,11 +109,11 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([kind, seed]).encode() + b"\n")
         self._process.stdin.flush()
-        line = self._read(b"answer", SECONDS)
+        line = self._read(b"answer", self._seconds)
         if line is None:
             status = self._process.poll()
             self.stop()
-            return "bad", f"died with status {status}" if status is not None else f"hung for {SECONDS:g} seconds"
+            return "bad", f"died with status {status}" if status is not None else f"hung for {self._seconds:g} seconds"
         kind, text = json.loads(line.partition(b" ")[2])
         return kind, text
 
@@ -156,7 +156,8 @@ def run(seconds: float, inputs: int, seed: int, only: list[str] | None) -> tuple
     try:
         (folder / "sound").mkdir()
         sound = sources(folder / "sound")
-        child = Child(["--serve", str(folder), json.dumps({name: str(path) for name, path in sound.items()})])
+        paths = json.dumps({name: str(path) for name, path in sound.items()})
+        child = Child([sys.executable, __file__, "--serve", str(folder), paths])
         end = time.monotonic() + seconds
         for index in range(inputs):
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Files as somebody with bad intentions, or a bad disk, would write them: sound ones, changed in every kind of place."""
+"""Files as somebody with bad intentions, or a bad disk, would write them: sound ones, changed in places."""
 
 from __future__ import annotations
 

@@ -177,6 +177,15 @@ def test_nothing_is_left_on_a_disk_that_is_full(checkpoint: Path, tmp_path: Path
         assert list(disk.iterdir()) == []
 
 
+def test_a_full_disk_leaves_the_bundle_that_was_to_be_replaced(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+    pages = sum(-(-len(data) // 4096) for data in content(whole).values())
+    with small_disk(tmp_path / "disk", f"{4 * (pages + 40)}k") as disk:
+        shutil.copytree(whole, disk / "bundle")
+        with pytest.raises(BundleError, match="The disk is full"):
+            export_pair(checkpoint, None, disk / "bundle", recipe="fp32", check=False, overwrite=True)
+        assert content(disk / "bundle") == content(whole) and names(disk) == ["bundle"]
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "model.onnx.data", "model.onnx", MANIFEST])
 def test_nothing_is_left_if_a_file_cannot_be_written(
     checkpoint: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

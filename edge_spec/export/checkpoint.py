@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from edge_spec.bundle import file_sha256
 from edge_spec.errors import CheckpointError
 from edge_spec.export.architecture import Architecture
-from edge_spec.tokenizer_check import panics_as_errors
+from edge_spec.tokenizer_check import panics_as_errors, reason
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -125,7 +125,7 @@ def encode_text(vocabulary: Vocabulary, text: str, source: str) -> list[int]:
         with panics_as_errors():
             return list(vocabulary.tokenizer.encode(text).ids)
     except Exception as error:  # the package raises nothing more specific
-        raise CheckpointError(f"the tokenizer of {source} fails: {error}") from error
+        raise CheckpointError(f"the tokenizer of {source} fails: {reason(error)}") from error
 
 
 def require_finite(values: Float32Array, name: str, where: str) -> Float32Array:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Vocabulary
 from edge_spec.export.metadata import Metadata
-from edge_spec.tokenizer_check import panics_as_errors
+from edge_spec.tokenizer_check import panics_as_errors, reason
 
 _Item = TypeVar("_Item")
 
@@ -102,7 +102,7 @@ def read_vocabulary(values: Metadata, embedding_rows: int) -> Vocabulary:
     except CheckpointError:
         raise
     except Exception as error:  # the package raises nothing more specific
-        raise CheckpointError(f"{values.where}: its tokens and merges are no tokenizer ({error})") from error
+        raise CheckpointError(f"{values.where}: its tokens and merges are no tokenizer ({reason(error)})") from error
     if values.flag("tokenizer.ggml.add_bos_token", pre_tokenizer.adds_bos):
         if bos is None:
             raise CheckpointError(f"{values.where}: texts start with a BOS token, but no usable one is named")

@@ -18,7 +18,7 @@ from edge_spec.export.rope_scaling import rope_from_config
 from edge_spec.export.safetensors_file import SafetensorsFile
 from edge_spec.manifest_check import LARGEST_TEXT, LARGEST_TOKENIZER
 from edge_spec.plain_file import NotPlainError, open_regular
-from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors
+from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DOWNLOADED = (
@@ -256,7 +256,7 @@ def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embed
             tokenizer = Tokenizer.from_buffer(text)
             check_tokenizer(tokenizer)
     except Exception as error:  # the package raises nothing more specific
-        raise CheckpointError(f"{path} is no tokenizer ({error}); download it again") from error
+        raise CheckpointError(f"{path} is no tokenizer ({reason(error)}); download it again") from error
     # What training or a batch needed must not cut or pad a prompt.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -299,6 +299,8 @@ def _named_tokens(settings: Metadata) -> Iterator[tuple[str, str]]:
         value = settings.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
+            if not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text):
+                raise CheckpointError(f"{settings.where}: {name} holds half a character, expected text")
             yield name, text
 
 

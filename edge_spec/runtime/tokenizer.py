@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_spec.errors import BundleError, RequestError
-from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors
+from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
 
 class TextTokenizer:
@@ -31,7 +31,9 @@ class TextTokenizer:
         try:
             self._load(path)
         except Exception as error:  # the library raises plain Exception
-            raise BundleError(f"{path} is not a readable tokenizer ({error}); export the bundle again") from error
+            raise BundleError(
+                f"{path} is not a readable tokenizer ({reason(error)}); export the bundle again"
+            ) from error
         # Texts of single tokens that have one. Texts repeat their tokens, and the library takes its time for each.
         self._texts: dict[int, str] = {}
         self.joins_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
@@ -79,7 +81,9 @@ class TextTokenizer:
             with panics_as_errors():
                 return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except Exception as error:
-            raise BundleError(f"the bundle's tokenizer cannot encode this text ({error}); export it again") from error
+            raise BundleError(
+                f"the bundle's tokenizer cannot encode this text ({reason(error)}); export it again"
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD; ids the tokenizer does not know, nothing.
@@ -97,7 +101,9 @@ class TextTokenizer:
         except (OverflowError, TypeError) as error:
             raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
         except Exception as error:
-            raise BundleError(f"the bundle's tokenizer cannot decode its ids ({error}); export it again") from error
+            raise BundleError(
+                f"the bundle's tokenizer cannot decode its ids ({reason(error)}); export it again"
+            ) from error
         if single and text:
             self._texts[ids[0]] = text
         return text
