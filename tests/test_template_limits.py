@@ -184,3 +184,57 @@ def test_text_is_built_as_jinja_builds_it() -> None:
         "[[1, 2], [3, 0]]|2.3|1|00a"
     )
     assert ChatTemplate(source).render(USER) == expected
+
+
+TOOLS = """{{- bos_token }}
+{%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{%- if tools is not none %}
+    {{- "Environment: ipython\\n" }}
+    {{- "Tools: " + tools | selectattr('type', 'equalto', 'function') | map(attribute='function.name') | join(", ") }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\\n\\n" }}{%- endfor %}
+{%- endif %}
+{{- "Today Date: " + date_string + "\\n\\n" + system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}{{- raise_exception("one tool call at once") }}{%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- tool_call.name + "(" }}
+        {%- for arg_name, arg_val in tool_call.arguments | items %}
+            {{- arg_name + '="' ~ arg_val ~ '"' }}{%- if not loop.last %}{{- ", " }}{%- endif %}
+        {%- endfor %}
+        {{- ")<|eom_id|>" }}
+    {%- else %}
+        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+
+
+def test_templates_with_tools_render_as_without_limits() -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # what templates are written for
+
+    function = {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"place": "Bergen", "days": 3}}}
+    messages = [
+        {"role": "system", "content": " Be brief. "},
+        {"role": "user", "content": "Rain?\n"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "yes"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    for tools in (None, [{"type": "function", "function": function}]):
+        names = {"messages": messages, "tools": tools, "add_generation_prompt": True, "bos_token": "<s>"}
+        expected = _compile_jinja_template(TOOLS).render(documents=None, **names)
+        assert ChatTemplate(TOOLS, {"bos_token": "<s>"}).render(messages, tools=tools) == expected
+        assert "Bergen" in expected
