@@ -10,16 +10,17 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from edge_spec.atomic_folder import new_folder, recover
 from edge_spec.errors import BundleError
+from edge_spec.manifest_check import LARGEST_MANIFEST, LARGEST_TEXT, check_manifest
+from edge_spec.plain_file import NotPlainError, file_size, open_plain, sha256_of
+from edge_spec.record_json import decode, parse_json, shown
 
 # Raised whenever the manifest or the contract of the graphs changes; a bundle of another version is refused.
 SCHEMA_VERSION = 2
@@ -31,7 +32,6 @@ CHAT_TEMPLATE = "chat_template.jinja"
 _ENTRIES = frozenset({MANIFEST, TOKENIZER, CHAT_TEMPLATE, "target", "draft"})
 
 _FORMAT = "edge-spec pair bundle"
-_HASH_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,17 @@ class Bundle:
         return self.path / TOKENIZER
 
     def chat_template(self) -> str | None:
-        """Return the chat template's source, or ``None`` if the model has none."""
-        return (self.path / CHAT_TEMPLATE).read_text("utf-8") if CHAT_TEMPLATE in self.manifest.files else None
+        """Return the chat template's source, or ``None`` if the model has none.
+
+        Raises:
+            BundleError: it cannot be read, or is no text.
+        """
+        if CHAT_TEMPLATE not in self.manifest.files:
+            return None
+        try:
+            return _read_small(self.path, CHAT_TEMPLATE, LARGEST_TEXT).decode()
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{self.path / CHAT_TEMPLATE} is not UTF-8 ({error.reason}); export it again.") from None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -162,15 +171,18 @@ def read_manifest(path: Path) -> Manifest:
         BundleError: there is no bundle, the manifest is damaged or edited, or it is for a newer or older edge-spec.
     """
     file = path / MANIFEST
+    recover(path)
     try:
-        if not file.is_file():
+        if not file.exists() and not file.is_symlink():
             what = "is not a folder" if path.exists() and not path.is_dir() else f"has no {MANIFEST}"
             what = what if path.exists() else "does not exist"
             raise BundleError(f"{path} {what}; expected a pair bundle as written by 'edge-spec export'.")
-        body = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise _read_error(file, error) from error
-    except (ValueError, RecursionError) as error:
+    text = _read_small(path, MANIFEST, LARGEST_MANIFEST)
+    try:
+        body = parse_json(text)
+    except ValueError as error:
         raise BundleError(f"{file} is not valid JSON ({error}); export the bundle again.") from None
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise BundleError(f"{file} is not the manifest of an edge-spec pair bundle.")
@@ -182,16 +194,20 @@ def read_manifest(path: Path) -> Manifest:
         )
     if type(version) is not int or version != SCHEMA_VERSION:
         raise BundleError(
-            f"{file} has schema version {version!r}, but this edge-spec reads {SCHEMA_VERSION}; "
+            f"{file} has schema version {shown(version)}, but this edge-spec reads {SCHEMA_VERSION}; "
             "upgrade edge-spec, or export the bundle again with this version."
         )
     digest = body.pop("digest", None)
-    if digest != _digest(body):
+    try:
+        sound = digest == _digest(body)
+    except RecursionError:
+        sound = False
+    if not sound:
         raise BundleError(f"{file} was changed after it was written (its digest does not match); export it again.")
     del body["format"], body["schema_version"]
     try:
-        manifest: Manifest = _decode(Manifest, body, "manifest")
-        _check_paths(manifest)
+        manifest = decode(Manifest, body, "manifest")
+        check_manifest(manifest)
     except (ValueError, OverflowError) as error:
         raise BundleError(f"{file} is invalid: {error}; export the bundle again.") from None
     return manifest
@@ -209,8 +225,9 @@ def open_bundle(path: str | os.PathLike[str], verify: bool = True) -> Bundle:
     """
     folder = Path(path)
     manifest = read_manifest(folder)
-    for name, record in manifest.files.items():
-        _check_file(folder, name, record, verify)
+    for hashes in (False, True) if verify else (False,):  # what is cheap first
+        for name, record in manifest.files.items():
+            _check_file(folder, name, record, hashes)
     return Bundle(folder, manifest)
 
 
@@ -226,78 +243,64 @@ def new_bundle(
         BundleError: ``output`` exists and is in the way, the disk is full, or the folder is not writable.
     """
     final = Path(output)
-    new_parents: list[Path] = []
-    try:
-        _refuse_occupied(final, overwrite)
-        new_parents = [parent for parent in final.parents if not parent.exists()]
-        final.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
-    except OSError as error:
-        _remove_empty(new_parents)
-        raise _write_error(final, error) from error
-    sealed = False
 
-    def seal(manifest: Manifest) -> None:
-        nonlocal sealed
-        _seal(staging, manifest)
-        sealed = True
+    def require_replaceable(path: Path) -> None:
+        _refuse_occupied(path, final, overwrite)
 
     try:
-        yield staging, seal
-        if sealed:
-            _refuse_occupied(final, overwrite)  # somebody else may have put something there meanwhile
-            _move_into_place(staging, final, overwrite)
+        with new_folder(final, require_replaceable, _ENTRIES) as (staging, finish):
+
+            def seal(manifest: Manifest) -> None:
+                _seal(staging, manifest)
+                finish()
+
+            yield staging, seal
     except OSError as error:
         raise _write_error(final, error) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        if not final.exists():
-            _remove_empty(new_parents)
+
+
+def file_sha256(*paths: Path) -> str:
+    """Return the SHA-256 of the files' contents, one after the other, in hexadecimal."""
+    with ExitStack() as stack:
+        return sha256_of(*(stack.enter_context(path.open("rb")) for path in paths))
 
 
 def _check_file(folder: Path, name: str, record: FileRecord, verify: bool) -> None:
     """Raise BundleError unless a file of the bundle is the one its record describes."""
     file = folder / name
     try:
-        if not file.is_file():
-            raise BundleError(f"Bundle {folder} lacks its file {name}; copy the whole folder or export it again.")
-        size = file.stat().st_size
-        if size != record.bytes:
-            raise BundleError(
-                f"{file} has {size:,} bytes, but the manifest says {record.bytes:,}: it was cut short or replaced; "
-                "copy the whole folder again or export it again."
-            )
-        if verify and file_sha256(file) != record.sha256:
-            raise BundleError(
-                f"{file} does not have the SHA-256 its manifest names: it was edited or damaged; "
-                "copy the whole folder again or export it again."
-            )
+        with open_plain(folder, name) as opened:
+            size = file_size(opened)
+            if size != record.bytes:
+                raise BundleError(
+                    f"{file} has {size:,} bytes, but the manifest says {record.bytes:,}: it was cut short or replaced; "
+                    "copy the whole folder again or export it again."
+                )
+            if verify and sha256_of(opened) != record.sha256:
+                raise BundleError(
+                    f"{file} does not have the SHA-256 its manifest names: it was edited or damaged; "
+                    "copy the whole folder again or export it again."
+                )
+    except FileNotFoundError:
+        raise BundleError(f"Bundle {folder} lacks its file {name}; copy the whole folder or export it again.") from None
+    except NotPlainError as error:
+        raise _not_plain(error) from None
     except OSError as error:
         raise _read_error(file, error) from error
 
 
-def _check_paths(manifest: Manifest) -> None:
-    """Raise ValueError unless files lie inside the bundle and everything the runtime opens is among them."""
-    for name in manifest.files:
-        # A backslash or a colon means something on Windows; no bundle is written with either.
-        if not name or any(part in ("", ".", "..") for part in name.split("/")) or set(name) & set("\\:\0"):
-            raise ValueError(f"files names {name!r}, which is not a plain path inside the bundle")
-    models = [record for record in (manifest.target, manifest.draft) if record is not None]
-    needed = [TOKENIZER, *(graph.path for record in models for graph in record.graphs)]
-    if missing := [name for name in needed if name not in manifest.files]:
-        raise ValueError(f"files lacks {missing}")
-    if not all(record.graphs for record in models):
-        raise ValueError("a model has no graphs")
-
-
-def file_sha256(*paths: Path) -> str:
-    """Return the SHA-256 of the files' contents, one after the other, in hexadecimal."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(_HASH_BLOCK):
-                digest.update(block)
-    return digest.hexdigest()
+def _read_small(folder: Path, name: str, limit: int) -> bytes:
+    """Read a file of at most ``limit`` bytes. Raises BundleError if it is longer, or no file that can be read."""
+    try:
+        with open_plain(folder, name) as file:
+            content = file.read(limit + 1)
+    except NotPlainError as error:
+        raise _not_plain(error) from None
+    except OSError as error:
+        raise _read_error(folder / name, error) from error
+    if len(content) > limit:
+        raise BundleError(f"{folder / name} is longer than {limit:,} bytes; no bundle needs that. Export it again.")
+    return content
 
 
 def _seal(folder: Path, manifest: Manifest) -> None:
@@ -306,7 +309,11 @@ def _seal(folder: Path, manifest: Manifest) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
-    complete = Manifest(**{**{field.name: getattr(manifest, field.name) for field in fields(manifest)}, "files": files})
+    complete = replace(manifest, files=files)
+    try:
+        check_manifest(complete)
+    except ValueError as error:
+        raise BundleError(f"This cannot be a bundle: {error}; nothing was written.") from None
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(complete.to_json(), file, indent=1)
         file.write("\n")
@@ -315,13 +322,14 @@ def _seal(folder: Path, manifest: Manifest) -> None:
     folder.chmod(0o755)
 
 
-def _refuse_occupied(final: Path, overwrite: bool) -> None:
-    if not final.exists() and not final.is_symlink():
+def _refuse_occupied(path: Path, final: Path, overwrite: bool) -> None:
+    """Raise BundleError if what is at ``path`` must not give its place ``final`` to a new bundle."""
+    if not path.exists() and not path.is_symlink():
         return
     if not overwrite:
         raise BundleError(f"{final} already exists; choose another output, or ask to overwrite it.")
-    entries = {entry.name for entry in final.iterdir()} if final.is_dir() else None
-    if entries is None or (entries and not _has_bundle_manifest(final)):
+    entries = {entry.name for entry in path.iterdir()} if path.is_dir() else None
+    if entries is None or (entries and not _has_bundle_manifest(path)):
         raise BundleError(f"{final} is not a pair bundle, so it is not overwritten; choose another output.")
     if foreign := sorted(entries - _ENTRIES):
         raise BundleError(
@@ -333,34 +341,14 @@ def _refuse_occupied(final: Path, overwrite: bool) -> None:
 def _has_bundle_manifest(folder: Path) -> bool:
     """Tell whether a folder's manifest begins like a bundle's; a damaged bundle can be overwritten too."""
     try:
-        with (folder / MANIFEST).open("rb") as file:
+        with open_plain(folder, MANIFEST) as file:
             return _FORMAT.encode() in file.read(100)
-    except OSError:
+    except (OSError, NotPlainError):
         return False
 
 
-def _move_into_place(staging: Path, final: Path, overwrite: bool) -> None:
-    if not overwrite or not final.exists():
-        staging.rename(final)  # fails if a folder with something in it has come up there
-        return
-    retired = Path(tempfile.mkdtemp(prefix=f".{final.name}.old-", dir=final.parent))
-    old = retired / "bundle"
-    try:
-        final.rename(old)
-        staging.rename(final)
-    except BaseException:
-        if old.exists():
-            old.rename(final)
-        retired.rmdir()
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders that were made for a bundle which did not come about, the innermost first."""
-    for folder in folders:
-        with suppress(OSError):  # somebody else has put something there
-            folder.rmdir()
+def _not_plain(error: NotPlainError) -> BundleError:
+    return BundleError(f"{error}; a bundle holds nothing else. Copy it with its links followed (cp -rL).")
 
 
 def _read_error(file: Path, error: OSError) -> BundleError:
@@ -378,43 +366,3 @@ def _write_error(final: Path, error: OSError) -> BundleError:
 def _digest(body: Mapping[str, Any]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(canonical).hexdigest()
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """Turn parsed JSON into ``kind`` (a dataclass, container, union, literal or scalar), or raise ValueError."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        options = [option for option in arguments if option is not type(None)]
-        if value is None and len(options) < len(arguments):
-            return None
-        if len(options) == 1:
-            return _decode(options[0], value, where)
-        if type(value) not in options:  # scalars
-            raise ValueError(f"{where} is {value!r}, expected {' or '.join(option.__name__ for option in options)}")
-        return value
-    if origin is Literal:
-        if value not in arguments:
-            raise ValueError(f"{where} is {value!r}, expected one of {arguments}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise ValueError(f"{where} is not a list")
-        return tuple(_decode(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is not an object")
-        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if kind in (str, int, float, bool):
-        if not isinstance(value, (int, float) if kind is float else kind) or (
-            kind is not bool and isinstance(value, bool)
-        ):
-            raise ValueError(f"{where} is {value!r}, expected {kind.__name__}")
-        return kind(value)
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is not an object")
-    types = get_type_hints(kind)
-    if unknown := value.keys() - types.keys():
-        raise ValueError(f"{where} has unknown entries {sorted(unknown)}")
-    if missing := types.keys() - value.keys():
-        raise ValueError(f"{where} lacks {sorted(missing)}")
-    return kind(**{name: _decode(types[name], item, f"{where}.{name}") for name, item in value.items()})

@@ -6,9 +6,19 @@ given, what was expected and what to do about it.
 
 from __future__ import annotations
 
+# Messages quote what files say, and files may say a lot.
+_LONGEST_MESSAGE = 2000
+
 
 class EdgeSpecError(Exception):
     """Base of everything edge-spec raises on purpose."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) <= _LONGEST_MESSAGE:
+            return text
+        half = _LONGEST_MESSAGE // 2
+        return f"{text[:half]} ... {text[-half:]}"
 
 
 class BundleError(EdgeSpecError):

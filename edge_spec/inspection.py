@@ -22,7 +22,12 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
             lines += _fields(_model(role, model, manifest))
     lines += ["", "files:"]
     lines += _files(manifest.files)
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
+
+
+def printable(line: str) -> str:
+    """Return a line without what would move the cursor or change the colours of a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _vocabulary(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge_spec import atomic_folder
 from edge_spec.bundle import MANIFEST, SCHEMA_VERSION, Bundle, new_bundle, open_bundle, read_manifest
 from edge_spec.errors import BundleError, CheckpointError, QualityError
 from edge_spec.export import export_pair
@@ -176,6 +177,15 @@ def test_nothing_is_left_on_a_disk_that_is_full(checkpoint: Path, tmp_path: Path
         assert list(disk.iterdir()) == []
 
 
+def test_a_full_disk_leaves_the_bundle_that_was_to_be_replaced(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+    pages = sum(-(-len(data) // 4096) for data in content(whole).values())
+    with small_disk(tmp_path / "disk", f"{4 * (pages + 40)}k") as disk:
+        shutil.copytree(whole, disk / "bundle")
+        with pytest.raises(BundleError, match="The disk is full"):
+            export_pair(checkpoint, None, disk / "bundle", recipe="fp32", check=False, overwrite=True)
+        assert content(disk / "bundle") == content(whole) and names(disk) == ["bundle"]
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "model.onnx.data", "model.onnx", MANIFEST])
 def test_nothing_is_left_if_a_file_cannot_be_written(
     checkpoint: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +293,7 @@ def test_the_old_bundle_comes_back_if_the_new_one_cannot_take_its_place(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(atomic_folder, "exchange", lambda first, second: False)  # as on an old system
     with pytest.raises(BundleError, match="could not be written .Operation not permitted."):
         export_pair(checkpoint, None, bundle, overwrite=True, check=False)
     assert content(bundle) == before
@@ -314,18 +325,18 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "target/model.onnx.data"])
-@pytest.mark.parametrize("method", ["open", "stat"])
+@pytest.mark.parametrize("method", ["open", "lstat"])
 def test_a_file_that_may_not_be_read_is_named(
     bundle: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(Path, method)
+    real = getattr(os, method)
 
-    def refuse(self: Path, *arguments: Any, **options: Any) -> Any:
-        if self == bundle / name:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-        return real(self, *arguments, **options)
+    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
+        if path == bundle / name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, method, refuse)
+    monkeypatch.setattr(os, method, refuse)
     with pytest.raises(BundleError, match=f"{name} cannot be read .Permission denied"):
         open_bundle(bundle)
 
@@ -455,7 +466,7 @@ def test_a_missing_file_is_named(whole: Path, tmp_path: Path) -> None:
 def test_a_folder_in_place_of_a_file_is_refused(bundle: Path) -> None:
     (bundle / "tokenizer.json").unlink()
     (bundle / "tokenizer.json").mkdir()
-    with pytest.raises(BundleError, match="lacks its file tokenizer.json"):
+    with pytest.raises(BundleError, match="tokenizer.json is a folder, expected a file"):
         open_bundle(bundle)
 
 

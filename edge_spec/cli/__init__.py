@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(message: str, status: int = EXIT_ERROR) -> int:
     """Say what went wrong, if anybody can hear it, and return the exit status."""
     with suppress(OSError):
-        print(f"edge-spec: error: {message}", file=sys.stderr)
+        # What files say of themselves must not move the cursor.
+        shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
+        print(f"edge-spec: error: {shown}", file=sys.stderr)
     return status
 
 

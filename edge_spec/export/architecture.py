@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_spec.errors import CheckpointError
+from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.rope import Rope
+from edge_spec.manifest_check import LARGEST_SIZES
+
+# In elements: of a cos or sin table, and of a matrix, which export holds in float32.
+_LARGEST_TABLE = 1 << 27
+_LARGEST_MATRIX = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,28 @@ class Architecture:
 def check_sizes(architecture: Architecture, where: str) -> None:
     """Raise CheckpointError, naming the file ``where``, if the sizes contradict each other."""
     facts = architecture
+    for name in LARGEST_SIZES:
+        require_size(name, getattr(facts, "vocab_size" if name == "logits_size" else name), where)
     if facts.heads % facts.kv_heads:
         raise CheckpointError(f"{where}: {facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")
     if facts.head_size % 2:
         raise CheckpointError(f"{where}: heads of {facts.head_size} elements cannot be rotated, the size must be even")
+
+    table = (facts.context_length + 1) * facts.head_size // 2
+    if table > _LARGEST_TABLE:
+        raise UnsupportedError(
+            f"{where}: a context of {facts.context_length} needs a rotary table of {table} elements; supported are "
+            f"{_LARGEST_TABLE}"
+        )
+    widest = max(facts.intermediate_size, facts.vocab_size, facts.heads * facts.head_size)
+    if widest * facts.hidden_size > _LARGEST_MATRIX:
+        raise UnsupportedError(f"{where}: a matrix of {widest} x {facts.hidden_size} is larger than any supported")
+
+
+def require_size(name: str, size: int, where: str) -> None:
+    """Raise CheckpointError if a size, called as in :class:`Architecture`, is beyond any model's."""
+    if size > LARGEST_SIZES[name]:
+        raise CheckpointError(f"{where}: {name} is {size}, expected at most {LARGEST_SIZES[name]}")
 
 
 def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from edge_spec.bundle import file_sha256
 from edge_spec.errors import CheckpointError
 from edge_spec.export.architecture import Architecture
+from edge_spec.tokenizer_check import panics_as_errors, reason
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -116,6 +117,15 @@ def _open(source: str | PathLike[str]) -> Checkpoint:
         f"no checkpoint at {str(source)!r}: there is no such file or folder, and it is no hub id (owner/name) either; "
         "give a .gguf file, a folder with config.json and safetensors, or a hub id"
     )
+
+
+def encode_text(vocabulary: Vocabulary, text: str, source: str) -> list[int]:
+    """Return the token ids of a text. Raises CheckpointError if the tokenizer cannot do its work."""
+    try:
+        with panics_as_errors():
+            return list(vocabulary.tokenizer.encode(text).ids)
+    except Exception as error:  # the package raises nothing more specific
+        raise CheckpointError(f"the tokenizer of {source} fails: {reason(error)}") from error
 
 
 def require_finite(values: Float32Array, name: str, where: str) -> Float32Array:

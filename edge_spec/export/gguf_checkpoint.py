@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
+from edge_spec.export.architecture import Architecture, check_sizes, require_size, tensor_shapes
 from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite, weights_sha256
 from edge_spec.export.family import Family, family_of_gguf_architecture
 from edge_spec.export.gguf_dequantize import SUPPORTED_TYPES, dequantize
@@ -194,6 +194,7 @@ def _read_architecture(file: GgufFile, family: Family) -> Architecture:
     if 0 < window < context:
         raise UnsupportedError(f"{values.where}: sliding-window attention ({window} of {context}) is not supported")
     head_size = values.integer(prefix + "attention.key_length", max(1, hidden // heads))
+    require_size("head_size", head_size, values.where)
     for key in ("attention.value_length", "rope.dimension_count"):
         if values.integer(prefix + key, head_size) != head_size:
             raise UnsupportedError(f"{values.where}: {prefix + key} differs from the head size {head_size}")

@@ -12,6 +12,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
+# Far above any model: keys, tensors, elements of all arrays together, and bytes of the header and of one text in it.
+_MOST_ENTRIES = 1 << 16
+_MOST_ELEMENTS = 1 << 23
+_LARGEST_HEADER = 1 << 28
+_LARGEST_TEXT = 1 << 22
 _SCALAR_FORMATS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -109,6 +115,7 @@ class _Header:
         self._path = path
         self._data = data
         self._position = len(MAGIC)
+        self._elements = 0
 
     def parse(self) -> tuple[Mapping[str, Any], Mapping[str, GgufTensor]]:
         version = self._number("I")
@@ -117,11 +124,14 @@ class _Header:
             reason = "is big-endian" if swapped else f"has version {version}"
             raise UnsupportedError(f"{self._path} {reason}; supported are little-endian files of version 2 and 3")
         tensor_count, pair_count = self._number("Q"), self._number("Q")
+        for count, what in ((tensor_count, "tensors"), (pair_count, "metadata keys")):
+            if count > _MOST_ENTRIES:
+                raise self._damaged(f"it claims {count} {what}, expected at most {_MOST_ENTRIES}")
         values: dict[str, Any] = {}
         for _ in range(pair_count):
             key = self._string()
             if key in values:
-                raise self._damaged(f"metadata key {key!r} occurs twice")
+                raise self._damaged(f"metadata key {key[:100]!r} occurs twice")
             values[key] = self._value(key, self._value_type(key))
         entries = [self._tensor_entry() for _ in range(tensor_count)]
         return values, self._place(entries, values.get("general.alignment", _DEFAULT_ALIGNMENT))
@@ -150,6 +160,10 @@ class _Header:
                     "download it again"
                 )
             tensors[name] = tensor
+        placed = sorted((t.offset, t.offset + t.rows * t.row_bytes, t.name) for t in tensors.values())
+        for (_, stop, name), (begin, _, other) in pairwise(placed):
+            if begin < stop:
+                raise self._damaged(f"the tensors {name[:100]!r} and {other[:100]!r} share bytes")
         return tensors
 
     def _tensor_entry(self) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
@@ -185,6 +199,9 @@ class _Header:
         # Every element takes at least a byte, so a larger count is a lie not worth allocating for.
         if count > len(self._data) - self._position:
             raise self._damaged(f"metadata array {key!r} claims {count} elements")
+        self._elements += count
+        if self._elements > _MOST_ELEMENTS:
+            raise self._damaged(f"its metadata arrays have more than {_MOST_ELEMENTS} elements")
         if kind is GGUFValueType.STRING:
             return [self._string() for _ in range(count)]
         return list(self._unpack(f"<{count}{_SCALAR_FORMATS[kind]}"))
@@ -192,7 +209,7 @@ class _Header:
     def _string(self) -> str:
         length = self._number("Q")
         end = self._position + length
-        if end > len(self._data):
+        if end > len(self._data) or length > _LARGEST_TEXT:
             raise self._damaged(f"a string at byte {self._position} claims {length} bytes")
         raw, self._position = self._data[self._position : end], end
         try:
@@ -209,6 +226,8 @@ class _Header:
         except struct.error:
             raise self._damaged("it ends inside its header") from None
         self._position += struct.calcsize(format_)
+        if self._position > _LARGEST_HEADER:
+            raise self._damaged(f"its header is longer than {_LARGEST_HEADER} bytes")
         return values
 
     def _damaged(self, reason: str) -> CheckpointError:

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Vocabulary
 from edge_spec.export.metadata import Metadata
+from edge_spec.tokenizer_check import panics_as_errors, reason
 
 _Item = TypeVar("_Item")
 
@@ -95,7 +96,13 @@ def read_vocabulary(values: Metadata, embedding_rows: int) -> Vocabulary:
     tokens, types = _read_tokens(values, embedding_rows)
     special = {name: _token_id(values, key, tokens) for name, key in _SPECIAL_KEYS.items()}
     bos = special["bos_token"]
-    tokenizer = _build(values, pre_tokenizer, tokens, types)
+    try:
+        with panics_as_errors():
+            tokenizer = _build(values, pre_tokenizer, tokens, types)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the package raises nothing more specific
+        raise CheckpointError(f"{values.where}: its tokens and merges are no tokenizer ({reason(error)})") from error
     if values.flag("tokenizer.ggml.add_bos_token", pre_tokenizer.adds_bos):
         if bos is None:
             raise CheckpointError(f"{values.where}: texts start with a BOS token, but no usable one is named")

@@ -10,12 +10,15 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from edge_spec.errors import CheckpointError, MissingDependencyError, UnsupportedError
-from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
+from edge_spec.export.architecture import Architecture, check_sizes, require_size, tensor_shapes
 from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite, weights_sha256
 from edge_spec.export.family import family_of_model_type
 from edge_spec.export.metadata import Metadata
 from edge_spec.export.rope_scaling import rope_from_config
 from edge_spec.export.safetensors_file import SafetensorsFile
+from edge_spec.manifest_check import LARGEST_TEXT, LARGEST_TOKENIZER
+from edge_spec.plain_file import NotPlainError, open_regular
+from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DOWNLOADED = (
@@ -27,6 +30,7 @@ _DOWNLOADED = (
     "model*.safetensors",
     _INDEX,
 )
+_LARGEST_JSON = 64 << 20  # bytes; the index of a large checkpoint has some megabytes
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p")}
 
@@ -136,10 +140,22 @@ def download(hub_id: str) -> Path:
         raise CheckpointError(f"cannot fetch {hub_id!r} from the Hugging Face hub: {error}") from error
 
 
+def _read(path: Path, limit: int) -> bytes:
+    """Read a file of a checkpoint's folder. Raises CheckpointError if it is too long, or no file of that folder."""
+    try:
+        with open_regular(path, path.parent) as file:
+            content = file.read(limit + 1)
+    except NotPlainError as error:
+        raise CheckpointError(f"{error}; a checkpoint's folder must hold its files") from None
+    if len(content) > limit:
+        raise CheckpointError(f"{path} is longer than {limit:,} bytes; download it again")
+    return content
+
+
 def _read_json(path: Path, *, required: bool = True) -> Metadata:
     """Return the object in a JSON file; an absent one is empty unless it is required."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(_read(path, _LARGEST_JSON).decode())
     except FileNotFoundError:
         if required:
             raise CheckpointError(f"{path} is missing; a Hugging Face checkpoint needs it") from None
@@ -167,6 +183,7 @@ def _read_architecture(config: Metadata) -> Architecture:
     context = config.integer("max_position_embeddings")
     _refuse_sliding_window(config, context)
     head_size = config.integer("head_dim", max(1, hidden // heads))
+    require_size("head_size", head_size, config.where)
     attention_bias = config.flag("attention_bias", False)
     return Architecture(
         family=family.name,
@@ -233,10 +250,13 @@ def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embed
         raise UnsupportedError(
             f"{path} is missing; load the tokenizer with transformers (AutoTokenizer) and save it to write one"
         )
+    text = _read(path, LARGEST_TOKENIZER)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(text)
+            check_tokenizer(tokenizer)
     except Exception as error:  # the package raises nothing more specific
-        raise CheckpointError(f"{path} is no tokenizer ({error}); download it again") from error
+        raise CheckpointError(f"{path} is no tokenizer ({reason(error)}); download it again") from error
     # What training or a batch needed must not cut or pad a prompt.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -279,13 +299,15 @@ def _named_tokens(settings: Metadata) -> Iterator[tuple[str, str]]:
         value = settings.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
+            if not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text):
+                raise CheckpointError(f"{settings.where}: {name} holds half a character, expected text")
             yield name, text
 
 
 def _read_chat_template(folder: Path, settings: Metadata) -> str | None:
     path = folder / "chat_template.jinja"
     try:
-        return path.read_text(encoding="utf-8")
+        return _read(path, LARGEST_TEXT).decode()
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edge_spec.bundle import ArchitectureRecord, GraphRecord, ModelRecord
 from edge_spec.export.architecture import Architecture
-from edge_spec.export.checkpoint import Checkpoint
+from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
 from edge_spec.export.decoder import read_layer
 from edge_spec.export.graph import build_graph
 from edge_spec.export.packing import PackedModel, Packer
@@ -130,7 +130,10 @@ def _pack(
     progress(stage, facts.layers + 1, steps)
     embedding = packer.embedding(vocabulary_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
     # One more than the context: the padding row of a target call lies behind the last token.
-    cos, sin = rotary_tables(facts.rope, facts.head_size, facts.context_length + 1)
+    cos, sin = (
+        require_finite(table, "rotary table", checkpoint.source)
+        for table in rotary_tables(facts.rope, facts.head_size, facts.context_length + 1)
+    )
     model = PackedModel(
         embedding=embedding,
         rotary=(packer.vector("rotary_cos", cos), packer.vector("rotary_sin", sin)),
@@ -143,8 +146,8 @@ def _pack(
 
 
 def _text_ids(checkpoint: Checkpoint) -> npt.NDArray[np.int64]:
-    ids = checkpoint.vocabulary.tokenizer.encode(TEXT).ids[: min(MAX_TOKENS, checkpoint.architecture.context_length)]
-    return np.array(ids, np.int64)
+    ids = encode_text(checkpoint.vocabulary, TEXT, checkpoint.source)
+    return np.array(ids[: min(MAX_TOKENS, checkpoint.architecture.context_length)], np.int64)
 
 
 def _embed(checkpoint: Checkpoint, token_ids: npt.NDArray[np.int64]) -> Float32Array:

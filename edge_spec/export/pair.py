@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import edge_spec
 from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, new_bundle, read_manifest
-from edge_spec.errors import EdgeSpecError, PairError
-from edge_spec.export.checkpoint import Checkpoint, Vocabulary, open_checkpoint
+from edge_spec.errors import CheckpointError, EdgeSpecError, PairError
+from edge_spec.export.checkpoint import Checkpoint, encode_text, open_checkpoint
 from edge_spec.export.model import export_model
 from edge_spec.export.progress import Progress, silent
 from edge_spec.export.quality import TEXT
 from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe
+from edge_spec.manifest_check import LARGEST_TEXT
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def export_pair(
     default_target, default_draft = DEFAULT_RECIPES[device]
     target_recipe = find_recipe(recipe or default_target, device)
     chosen_draft_recipe = find_recipe(draft_recipe or default_draft, device)
-    with new_bundle(output, overwrite) as (folder, seal):
+    with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
         target_checkpoint = open_checkpoint(target)
         draft_checkpoint = None if draft is None else open_checkpoint(draft)
         vocabulary = target_checkpoint.vocabulary
@@ -75,7 +78,7 @@ def export_pair(
         # Not by the tokenizer's own save, whose errors (a full disk) have no type.
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
-            (folder / CHAT_TEMPLATE).write_text(vocabulary.chat_template, "utf-8")
+            (folder / CHAT_TEMPLATE).write_bytes(_checked_template(vocabulary.chat_template, target_checkpoint.source))
         target_record = export_model(target_checkpoint, folder / "target", target_recipe, device, check, progress)
         draft_record = None
         if draft_checkpoint is not None:
@@ -103,12 +106,30 @@ def export_pair(
     return ExportReport(Path(output), read_manifest(Path(output)), notes)
 
 
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise EdgeSpecError("There is not enough memory to export this; nothing was written.") from error
+
+
+def _checked_template(template: str, source: str) -> bytes:
+    try:
+        content = template.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"the chat template of {source} is no text: {error.reason}") from None
+    if len(content) > LARGEST_TEXT:
+        raise CheckpointError(f"the chat template of {source} is longer than {LARGEST_TEXT:,} bytes")
+    return content
+
+
 def _vocabulary_notes(target: Checkpoint, draft: Checkpoint | None) -> tuple[str, ...]:
     """Return what there is to say about the ids that both models may use. Raises PairError if those differ."""
     rows, size = target.architecture.vocab_size, target.vocabulary.size
     notes = []
     if draft is not None:
-        _require_same_tokenizer(target.vocabulary, draft.vocabulary)
+        _require_same_tokenizer(target, draft)
         notes.append(f"Target and draft share one tokenizer of {size:,} ids.")
         draft_rows = draft.architecture.vocab_size
         if draft_rows != rows:
@@ -118,16 +139,17 @@ def _vocabulary_notes(target: Checkpoint, draft: Checkpoint | None) -> tuple[str
     return tuple(notes)
 
 
-def _require_same_tokenizer(target: Vocabulary, draft: Vocabulary) -> None:
-    theirs, ours = (vocabulary.tokenizer.get_vocab(with_added_tokens=True) for vocabulary in (draft, target))
+def _require_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
+    drafts, targets = draft.vocabulary.tokenizer, target.vocabulary.tokenizer
+    theirs, ours = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (drafts, targets))
     if theirs != ours:
         differing = min(index for _, index in ours.items() ^ theirs.items())
         raise PairError(
             f"Target and draft have different tokenizers: {len(ours):,} and {len(theirs):,} tokens, the first "
-            f"difference at id {differing} ({target.tokenizer.id_to_token(differing)!r} and "
-            f"{draft.tokenizer.id_to_token(differing)!r}). Choose a draft of the target's own model family."
+            f"difference at id {differing} ({targets.id_to_token(differing)!r} and "
+            f"{drafts.id_to_token(differing)!r}). Choose a draft of the target's own model family."
         )
-    if target.tokenizer.encode(TEXT).ids != draft.tokenizer.encode(TEXT).ids:
+    if encode_text(target.vocabulary, TEXT, target.source) != encode_text(draft.vocabulary, TEXT, draft.source):
         raise PairError(
             "Target and draft have the same tokens but split text differently. "
             "Choose a draft of the target's own model family."

@@ -28,6 +28,8 @@ def rotary_tables(
     """Return cos and sin, each float32 [positions, head_size / 2] (Su et al. 2021, rotate-half layout)."""
     frequencies = rope.theta ** -(np.arange(0, head_size, 2, dtype=np.float64) / head_size)
     if rope.frequency_factors is not None:
-        frequencies = frequencies / np.asarray(rope.frequency_factors, dtype=np.float64)
-    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        with np.errstate(over="ignore"):
+            frequencies = frequencies / np.asarray(rope.frequency_factors, dtype=np.float64)
+    with np.errstate(all="ignore"):  # whoever packs the tables checks that they are finite
+        angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,19 @@ _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32
 _ITEM_BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 _ITEM_BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
 _READABLE: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
-_LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
+# Bytes. The format allows 100 MB; headers of real checkpoints have some hundred kilobytes.
+_LARGEST_HEADER = 32 << 20
+_MOST_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: ``offset`` in bytes from the start of the file."""
+    """Where one tensor lies: ``offset`` from the start of the file and size, in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    bytes: int
 
 
 class SafetensorsFile:
@@ -64,6 +68,7 @@ class SafetensorsFile:
         self.tensors: Mapping[str, StoredTensor] = {
             name: self._entry(name, entry, 8 + length, size) for name, entry in header.items() if name != "__metadata__"
         }
+        self._refuse_overlaps()
 
     def rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Return rows ``start:stop`` of one tensor as float32 (a vector's elements are its rows).
@@ -98,18 +103,35 @@ class SafetensorsFile:
                 + ", ".join(_READABLE)
             )
 
+    def _refuse_overlaps(self) -> None:
+        placed = sorted((tensor.offset, tensor.offset + tensor.bytes, name) for name, tensor in self.tensors.items())
+        for (_, end, name), (start, _, other) in pairwise(item for item in placed if item[0] < item[1]):
+            if start < end:
+                raise self._damaged(f"the tensors {name[:100]!r} and {other[:100]!r} share bytes")
+
     def _entry(self, name: str, entry: Any, data_start: int, size: int) -> StoredTensor:
         try:
-            dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            dtype, shape, (begin, end) = (
+                entry["dtype"],
+                tuple(entry["shape"][: _MOST_DIMENSIONS + 1]),
+                entry["data_offsets"],
+            )
             bits = math.prod(shape) * _ITEM_BITS[dtype]
-            sound = begin >= 0 and min(shape, default=0) >= 0 and (end - begin) * 8 == bits
+            sound = (
+                len(shape) <= _MOST_DIMENSIONS
+                and begin >= 0
+                and min(shape, default=0) >= 0
+                and (end - begin) * 8 == bits
+            )
         except (KeyError, TypeError, ValueError):
             sound = False
-        if not sound or not all(isinstance(number, int) for number in (begin, end, *shape)):
+            begin = end = 0
+            shape = ()
+        if not sound or not all(type(number) is int for number in (begin, end, *shape)):
             raise self._damaged(f"the entry of tensor {name!r} is {str(entry)[:100]}")
         if data_start + end > size:
             raise self._damaged(f"tensor {name!r} ends at byte {data_start + end}, the file has {size}")
-        return StoredTensor(dtype, shape, data_start + begin)
+        return StoredTensor(dtype, shape, data_start + begin, end - begin)
 
     def _damaged(self, reason: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is no safetensors file, damaged or cut short: {reason}; download it again")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from edge_spec.errors import MissingDependencyError, RequestError
+from edge_spec.errors import RequestError
+from edge_spec.runtime.template_limits import (
+    COMPILE_SECONDS,
+    LARGEST_SOURCE,
+    RENDER_SECONDS,
+    LimitReachedError,
+    limited,
+)
+from edge_spec.runtime.template_sandbox import sandbox
+
+_LONGEST_REASON = 500
 
 
 class ChatTemplate:
     """A Jinja chat template, rendered in a sandbox.
 
     Templates come with the weights, from strangers: they see the messages and the special tokens, can change
-    neither, and cannot reach Python's internals. The environment is the one templates are written for, that of
+    neither, cannot reach Python's internals, and are stopped when they take too much time or memory
+    (:mod:`edge_spec.runtime.template_limits`). The environment is the one templates are written for, that of
     transformers' ``apply_chat_template``.
 
     Args:
@@ -23,14 +32,17 @@ class ChatTemplate:
 
     Raises:
         MissingDependencyError: Jinja2 is not installed.
-        RequestError: the template has a syntax error.
+        RequestError: the template has a syntax error, or is beyond a limit.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        environment = _sandbox()
+        environment = sandbox()
         try:
-            self._render: Callable[..., str] = environment.from_string(source).render
-        except Exception as error:
+            if len(source) > LARGEST_SOURCE:
+                raise LimitReachedError(f"it has {len(source):,} characters, expected at most {LARGEST_SOURCE:,}")
+            template = limited(COMPILE_SECONDS, lambda: environment.from_string(source))
+            self._render: Callable[..., str] = template.render
+        except (Exception, LimitReachedError) as error:
             raise RequestError(
                 f"the chat template cannot be read ({_reason(error)}); give the prompt as text instead, "
                 "or repair chat_template.jinja and export again"
@@ -48,15 +60,14 @@ class ChatTemplate:
             variables: further variables of the template, such as ``tools``.
 
         Raises:
-            RequestError: the messages are malformed, or the template refuses them or fails.
+            RequestError: the messages are malformed, or the template refuses them, fails or is beyond a limit.
         """
         conversation = checked_messages(messages)
         defaults = {"tools": None, "documents": None, **self._special_tokens}
         try:
-            return self._render(
-                **{**defaults, **variables, "messages": conversation, "add_generation_prompt": add_generation_prompt}
-            )
-        except Exception as error:  # a template can fail in any way Python can
+            names = {**defaults, **variables, "messages": conversation, "add_generation_prompt": add_generation_prompt}
+            return limited(RENDER_SECONDS, lambda: self._render(**names))
+        except (Exception, LimitReachedError) as error:  # a template can fail in any way Python can
             raise RequestError(
                 f"the chat template cannot render these messages ({_reason(error)}); "
                 "change the messages to what this model's template expects, or give the prompt as text"
@@ -87,58 +98,8 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     return [dict(message) for message in messages]
 
 
-def _sandbox() -> Any:
-    """The Jinja environment of chat templates. Jinja2 is only needed by those who chat, so it is imported here."""
-    try:
-        from jinja2 import TemplateError, nodes
-        from jinja2.exceptions import SecurityError
-        from jinja2.ext import Extension
-        from jinja2.parser import Parser
-        from jinja2.runtime import Undefined
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise MissingDependencyError(
-            "a chat template needs Jinja2, which is not installed; pip install jinja2, or give the prompt as text"
-        ) from error
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-            # Jinja's own answer is an undefined value, which prints as nothing: an attempt would go unnoticed.
-            raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__} is not allowed")
-
-    class GenerationBlock(Extension):
-        """``{% generation %}``: marks the assistant's tokens for training, and means nothing when prompting."""
-
-        tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an attribute of instances
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def strftime_now(pattern: str) -> str:
-        return datetime.now().strftime(pattern)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own filter escapes HTML, which would put \u003c into prompts.
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    return environment
-
-
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     line = getattr(error, "lineno", None)
     text = str(error) or type(error).__name__
+    text = text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
     return f"line {line}: {text}" if line else text

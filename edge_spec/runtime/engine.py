@@ -87,20 +87,23 @@ def load(
         ProviderError: ``device`` does not work here.
         MemoryBudgetError: the bundle does not fit its budget, however small the rest is made.
         MissingDependencyError: ONNX Runtime is not installed.
-        RequestError: an argument is out of range.
+        RequestError: an argument is out of range, or there is not enough memory.
     """
-    return Engine(
-        open_bundle(path),
-        device,
-        memory_budget,
-        context,
-        conversations,
-        threads,
-        exactness,
-        calibration,
-        progress,
-        ngram_table,
-    )
+    try:
+        return Engine(
+            open_bundle(path),
+            device,
+            memory_budget,
+            context,
+            conversations,
+            threads,
+            exactness,
+            calibration,
+            progress,
+            ngram_table,
+        )
+    except MemoryError as error:
+        raise RequestError(f"There is not enough memory to load {path}; load it with a smaller context.") from error
 
 
 class Engine:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from edge_spec.bundle import Bundle, ModelRecord
 from edge_spec.errors import BundleError, ProviderError, RequestError
+from edge_spec.graph_check import check_graph
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers
 from edge_spec.runtime.kv_cache import KVCache
@@ -62,7 +63,8 @@ class Model:
                 bitwise exactness, for kernels that round differently for every width.
 
         Raises:
-            BundleError: ONNX Runtime refuses the graph.
+            BundleError: the graph is not one that the exporter writes, or ONNX Runtime refuses it.
+            RequestError: there is no memory for such a cache.
         """
         self._ort = import_onnxruntime()
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
@@ -74,7 +76,9 @@ class Model:
         # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
         graph = record.graphs[0]
         self._takes_trees = graph.tree
-        self._session = self._open(bundle, graph.path, providers, threads)
+        check_graph(bundle, record, graph)
+        self._path = bundle.path / graph.path
+        self._session = self._open(providers, threads)
         self.context = context
         self.positions = record.architecture.context_length
         self._architecture = record.architecture
@@ -214,7 +218,7 @@ class Model:
             return rows
         return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)
 
-    def _open(self, bundle: Bundle, path: str, providers: Sequence[str], threads: int | None) -> Any:
+    def _open(self, providers: Sequence[str], threads: int | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
@@ -223,11 +227,9 @@ class Model:
         # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
-            return self._ort.InferenceSession(str(bundle.path / path), options, providers=list(providers))
+            return self._ort.InferenceSession(str(self._path), options, providers=list(providers))
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            raise BundleError(
-                f"ONNX Runtime cannot load {bundle.path / path}: {' '.join(str(error).split())}"
-            ) from error
+            raise BundleError(f"ONNX Runtime cannot load {self._path}: {' '.join(str(error).split())}") from error
 
     def _call(self, rows: int, logit_rows: int) -> CallBuffers:
         """The buffers of calls of this shape."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from edge_spec.bundle import Manifest
-from edge_spec.errors import RequestError
+from edge_spec.errors import BundleError, RequestError
 from edge_spec.runtime.chat_template import ChatTemplate
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -41,6 +41,7 @@ class PromptEncoder:
 
         Raises:
             RequestError: it is none of these, empty, too long, or holds ids that do not exist.
+            BundleError: the tokenizer is damaged, or not that of the models.
         """
         tokens: list[int]
         if isinstance(prompt, str):
@@ -53,6 +54,11 @@ class PromptEncoder:
             tokens = self._tokenizer.encode(self._template.render(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         else:
             tokens = _checked_ids(prompt, self._manifest.vocab_size)
+        if tokens and max(tokens) >= self._manifest.vocab_size:
+            raise BundleError(
+                f"The tokenizer gives the id {max(tokens)}, but this vocabulary has {self._manifest.vocab_size} ids; "
+                "export the bundle again."
+            )
         if not tokens:
             raise RequestError("The prompt is empty; expected at least one token.")
         if len(tokens) >= self._context:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_spec.errors import BundleError, RequestError
+from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
 
 class TextTokenizer:
@@ -23,24 +24,32 @@ class TextTokenizer:
     """
 
     def __init__(self, path: str | Path) -> None:
-        from tokenizers import Tokenizer
         from tokenizers.decoders import ByteLevel
 
         if not Path(path).is_file():
             raise BundleError(f"{path} is missing, expected a tokenizer; export the bundle again")
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            self._load(path)
         except Exception as error:  # the library raises plain Exception
-            raise BundleError(f"{path} is not a readable tokenizer ({error}); export the bundle again") from error
-        # Some checkpoints ship a tokenizer set up for training batches.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._byte_fallback = self._find_byte_fallback()
+            raise BundleError(
+                f"{path} is not a readable tokenizer ({reason(error)}); export the bundle again"
+            ) from error
         # Texts of single tokens that have one. Texts repeat their tokens, and the library takes its time for each.
         self._texts: dict[int, str] = {}
         self.joins_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
+
+    def _load(self, path: str | Path) -> None:
+        from tokenizers import Tokenizer
+
+        with panics_as_errors():
+            self._tokenizer = Tokenizer.from_file(str(path))
+            check_tokenizer(self._tokenizer)
+            # Some checkpoints ship a tokenizer set up for training batches.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            added = self._tokenizer.get_added_tokens_decoder()
+            self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+            self._byte_fallback = self._find_byte_fallback()
 
     @property
     def vocab_size(self) -> int:
@@ -57,6 +66,7 @@ class TextTokenizer:
 
         Raises:
             RequestError: not text, or text that cannot be written as UTF-8 (lone surrogates).
+            BundleError: the tokenizer is damaged and fails.
         """
         if not isinstance(text, str):
             raise RequestError(f"the text to encode is a {type(text).__name__}, expected a string")
@@ -67,21 +77,33 @@ class TextTokenizer:
                 f"the text holds {text[error.start]!r} at index {error.start}, which is half a character; "
                 "expected text that can be written as UTF-8"
             ) from error
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            with panics_as_errors():
+                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except Exception as error:
+            raise BundleError(
+                f"the bundle's tokenizer cannot encode this text ({reason(error)}); export it again"
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD; ids the tokenizer does not know, nothing.
 
         Raises:
             RequestError: an id is not an integer that fits 32 bits without sign.
+            BundleError: the tokenizer is damaged and fails.
         """
         single = skip_special_tokens and len(ids) == 1
         if single and ids[0] in self._texts:
             return self._texts[ids[0]]
         try:
-            text = str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            with panics_as_errors():
+                text = str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except (OverflowError, TypeError) as error:
             raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
+        except Exception as error:
+            raise BundleError(
+                f"the bundle's tokenizer cannot decode its ids ({reason(error)}); export it again"
+            ) from error
         if single and text:
             self._texts[ids[0]] = text
         return text

@@ -1,0 +1,107 @@
+"""What a manifest must say to make sense: sizes that fit each other, and that no file can lie about.
+
+A manifest's digest shows that it was not damaged, not that it is honest: whoever can write one can sign it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from edge_spec.record_json import shown, shown_list
+
+if TYPE_CHECKING:
+    from edge_spec.bundle import ArchitectureRecord, Manifest
+
+# All limits are far above what this package can run, and far below what would hurt. In bytes:
+LARGEST_MANIFEST = 4 << 20
+LARGEST_TEXT = 1 << 20  # a chat template
+LARGEST_TOKENIZER = 256 << 20
+LARGEST_GRAPH = 4 << 20
+LARGEST_BUNDLE = 256 << 30
+
+# Of files, and of characters in a name or a token.
+_MOST_FILES = 64
+_LONGEST_TEXT = 4096
+
+# Of an architecture: beyond these no model is meant for a small machine.
+LARGEST_SIZES = {
+    "layers": 1024,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 19,
+    "heads": 1024,
+    "kv_heads": 1024,
+    "head_size": 4096,
+    "logits_size": 1 << 22,
+    "context_length": 1 << 24,
+}
+# Other characters mean something to a shell, a terminal or another operating system.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}){0,3}")
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raise ValueError unless what the manifest says is possible, and every file the runtime opens is among its own."""
+    _check_paths(manifest)
+    models = [record for record in (manifest.target, manifest.draft) if record is not None]
+    for record in models:
+        _check_sizes(record.architecture)
+        if manifest.vocab_size > record.architecture.logits_size:
+            raise ValueError(
+                f"vocab_size is {manifest.vocab_size}, but there are {record.architecture.logits_size} logits"
+            )
+    _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])
+    _require_between("context_length", manifest.context_length, 2, manifest.target.architecture.context_length)
+    ids = [*manifest.eos_token_ids, *manifest.special_token_ids]
+    ids += [] if manifest.bos_token_id is None else [manifest.bos_token_id]
+    for token in ids:
+        _require_between("a token id", token, 0, manifest.vocab_size - 1)
+    texts = [manifest.created_by, *(record.source for record in models)]
+    texts += [part for pair in manifest.named_tokens.items() for part in pair]
+    if any(len(text) > _LONGEST_TEXT for text in texts):
+        raise ValueError(f"a name is longer than {_LONGEST_TEXT} characters")
+
+
+def _check_paths(manifest: Manifest) -> None:
+    """Raise ValueError unless files lie inside the bundle and everything the runtime opens is among them."""
+    if len(manifest.files) > _MOST_FILES:
+        raise ValueError(f"files names {len(manifest.files)} files, expected at most {_MOST_FILES}")
+    for name, record in manifest.files.items():
+        if not _PLAIN_NAME.fullmatch(name):
+            raise ValueError(f"files names {shown(name)}, which is not a plain path inside the bundle")
+        if not re.fullmatch("[0-9a-f]{64}", record.sha256):
+            raise ValueError(f"the SHA-256 of {name} is {shown(record.sha256)}, expected 64 hexadecimal digits")
+        limit = _largest(name)
+        if not 0 <= record.bytes <= limit:
+            raise ValueError(f"{name} is said to have {record.bytes} bytes, expected 0 to {limit}")
+    models = [record for record in (manifest.target, manifest.draft) if record is not None]
+    needed = ["tokenizer.json", *(graph.path for record in models for graph in record.graphs)]
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise ValueError(f"files lacks {shown_list(missing)}")
+    if not all(record.graphs for record in models):
+        raise ValueError("a model has no graphs")
+    if any(len(graph.path.split("/")) != 2 or not graph.path.endswith(".onnx") for r in models for graph in r.graphs):
+        raise ValueError("a graph is not called FOLDER/NAME.onnx")
+    if (total := sum(record.bytes for record in manifest.files.values())) > LARGEST_BUNDLE:
+        raise ValueError(f"the files are said to have {total} bytes, expected at most {LARGEST_BUNDLE}")
+
+
+def _largest(name: str) -> int:
+    if name.endswith(".onnx"):
+        return LARGEST_GRAPH
+    if "/" in name:
+        return LARGEST_BUNDLE
+    return LARGEST_TOKENIZER if name.endswith(".json") else LARGEST_TEXT
+
+
+def _check_sizes(facts: ArchitectureRecord) -> None:
+    for name, largest in LARGEST_SIZES.items():
+        _require_between(name, getattr(facts, name), 1, largest)
+    if facts.heads % facts.kv_heads:
+        raise ValueError(f"{facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")
+    if facts.head_size % 2:
+        raise ValueError(f"heads of {facts.head_size} elements cannot be rotated")
+
+
+def _require_between(name: str, value: int, smallest: int, largest: int) -> None:
+    if not smallest <= value <= largest:
+        raise ValueError(f"{name} is {shown(value)}, expected {smallest} to {largest}")
