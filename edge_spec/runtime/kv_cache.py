@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
 
@@ -32,6 +34,8 @@ class KVCache:
         self.capacity = capacity
         self.length = 0
         self._device = device
+        # Where nobody computed a token, any number that is not zero will do.
+        self._filling = 1 if dtype is np.int8 else 0.01
         self._shape = [1, facts.kv_heads, capacity, facts.head_size]
         # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
         self._buffers = {
@@ -62,7 +66,7 @@ class KVCache:
             )
         if self._device == "cpu":
             for value in self._buffers.values():
-                value.numpy()[:, :, self.length : length] = 0.01
+                value.numpy()[:, :, self.length : length] = self._filling
         self.length = length
 
     def rollback(self, length: int) -> None:

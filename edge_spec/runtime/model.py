@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.bundle import Bundle, ModelRecord
+from edge_spec.bundle import Bundle, CacheType, GraphRecord, ModelRecord
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers
+from edge_spec.runtime.int8_cache import require_int8_cache
 from edge_spec.runtime.kv_cache import KVCache
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
@@ -41,6 +42,7 @@ class Model:
         exact_rows: bool,
         threads: int | None = None,
         fixed_rows: int | None = None,
+        kv: CacheType | None = None,
     ) -> None:
         """Load a model of a bundle.
 
@@ -55,9 +57,11 @@ class Model:
             threads: threads of the session, ``None`` for ONNX Runtime's choice.
             fixed_rows: give every session call exactly this many rows, by padding and by splitting. The dear way to
                 bitwise exactness, for kernels that round differently for every width.
+            kv: type of the KV cache, ``None`` for the model's own.
 
         Raises:
-            BundleError: ONNX Runtime refuses the graph.
+            BundleError: ONNX Runtime refuses the graph, or the bundle has none with such a cache.
+            ProviderError: this ONNX Runtime takes no int8 cache.
         """
         self._ort = import_onnxruntime()
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
@@ -66,14 +70,14 @@ class Model:
         self._fixed_rows = fixed_rows
         self._vocab_size = bundle.manifest.vocab_size
         self._logits_size = record.architecture.logits_size
-        # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
-        graph = record.graphs[0]
+        graph = _choose_graph(bundle, record, kv)
         self._takes_trees = graph.tree
         self._session = self._open(bundle, graph.path, providers, threads)
         # Padding rows are written behind the last token, so the buffers are that much longer.
         self.context = context
         slots = context + (fixed_rows or 1)
-        self.cache = KVCache(self._ort, record.architecture, slots, self._dtype, self._device)
+        cache_type = np.dtype(graph.kv).type
+        self.cache = KVCache(self._ort, record.architecture, slots, cache_type, self._device)
         self._calls: dict[tuple[int, int], CallBuffers] = {}
         self._logits = np.empty((0, self._logits_size), np.float32)
 
@@ -196,3 +200,16 @@ class Model:
             call = CallBuffers(self._ort, binding, rows, bias_type, self._logits[:logit_rows], self._vocab_size)
             self._calls[rows, logit_rows] = call
         return call
+
+
+def _choose_graph(bundle: Bundle, record: ModelRecord, kv: CacheType | None) -> GraphRecord:
+    """The graph to open: one does chains and trees on CPU; on CUDA the first is for chains, the faster kernel."""
+    for graph in record.graphs:
+        if kv is None or graph.kv == kv:
+            if graph.kv == "int8":
+                require_int8_cache()
+            return graph
+    offered = " or ".join(dict.fromkeys(graph.kv for graph in record.graphs))
+    raise BundleError(
+        f"{bundle.path} is for {bundle.manifest.device} and has no graph with a KV cache in {kv}, only in {offered}."
+    )
