@@ -17,31 +17,15 @@ _SMALLEST = np.finfo(np.float32).tiny
 
 # What the numeric check's text lacks: dialogue, lists, markup, and more kinds of code and script. Read after that text.
 TEXT = """
-User: Can you compare three ways to store sensor readings on a small device?
-Assistant: Sure. Here is a short list:
+User: Compare two ways to store sensor readings.
+Assistant: 1. **CSV** - simple, but parsed again: `2024-03-09T18:22:41Z,21.75,-0.03`.
+2. **SQLite** - `SELECT AVG(value) FROM readings WHERE day >= '2024-03-01';`
 
-1. **CSV files** - simple, but every number is parsed again: `2024-03-09T18:22:41Z,21.75,-0.03`.
-2. **SQLite** - one file, indexed; `SELECT AVG(value) FROM readings WHERE day >= '2024-03-01';`
-3. **A ring buffer** - fixed size, never grows, and loses the oldest entries first.
+const ring = new Array(64); // overwrite
+<p class="note">Prices: $12.50 &amp; 3 %</p> {"name": "pump-7", "ok": true, "limits": [0, 1e-6]}
 
-```javascript
-const ring = new Array(64).fill(null);
-function push(entry) {
-  ring[entry.id % ring.length] = { ...entry, seen: Date.now() }; // overwrite
-}
-```
-
-<p class="note">Prices: $12.50 &amp; 3 %</p> {"name": "pump-7", "ok": true, "limits": [0, 1e-6, 250]}
-
-The old mathematician wrote that if x^2 + 4x = 21 then (x + 2)^2 = 25, so x is 3 or -7. Nobody in the village \
-believed him, least of all the baker, whose daughter had left for Lisbon in the spring and who trusted neither \
-letters nor numbers. Still, every evening he counted the loaves, subtracted what the inn had taken, and went home.
-
-Translate: "El tren sale a las ocho y media" means "The train leaves at half past eight". Où est la gare ? \
-Поезд опаздывает. 今日は雨です。 안녕하세요! 🙂
-
-#include <stdio.h>
-int main(void) { for (int i = 0; i < 10; ++i) printf("%d\\n", i * i); return 0; }
+The old mathematician wrote that if x^2 + 4x = 21 then x is 3 or -7. Nobody in the village believed him, least of all \
+the baker, whose daughter had left for Lisbon in the spring. OÙ EST LA GARE ? Поезд опаздывает. 今日は雨です。 🙂
 """
 
 

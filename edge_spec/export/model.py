@@ -31,7 +31,7 @@ Float32Array = npt.NDArray[np.float32]
 WEIGHTS = "model.onnx.data"
 
 # Special tokens that the scales of an int8 cache are calibrated with; some vocabularies have hundreds.
-_MOST_MARKERS = 24
+_MOST_MARKERS = 16
 
 
 @dataclass(frozen=True)
