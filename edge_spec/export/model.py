@@ -61,7 +61,7 @@ def export_model(
         folder: created; its name labels the progress reports.
         recipe: storage format of each layer class.
         device: flavour of the graphs.
-        check: compare the written graph with the float32 reference.
+        check: compare the written graph with the float32 reference. An int8 cache's scales are measured in any case.
         progress: told about every layer.
 
     Raises:
@@ -75,8 +75,9 @@ def export_model(
         packer = Packer(weights, recipe, device, signed_integers)
         model, reference_logits = _pack(checkpoint, packer, text_ids, f"export {folder.name}", progress)
     facts, files = checkpoint.architecture, _GRAPH_FILES[device]
-    exact, rounded = ([file for file in files if (file.kv == "int8") == is_int8] for is_int8 in (False, True))
-    for file in exact:
+    plain = [file for file in files if file.kv != "int8"]
+    rounded = [file for file in files if file.kv == "int8"]
+    for file in plain:
         ir.save(build_graph(facts, model, device, file.tree), folder / file.name)
 
     quality = None
@@ -84,7 +85,7 @@ def export_model(
         progress(f"check {folder.name}", 0, 1)
         # One run serves the check and the scales: its rows do not see what is read behind them.
         read = _calibration_ids(checkpoint) if rounded else _text_ids(checkpoint)
-        run = run_graph(folder / exact[0].name, facts, read, range(0 if text_ids is None else len(text_ids)))
+        run = run_graph(folder / plain[0].name, facts, read, range(0 if text_ids is None else len(text_ids)))
         if reference_logits is not None:
             usable = checkpoint.vocabulary.size
             quality = compare(run.logits[:, :usable], reference_logits[:, :usable])
