@@ -23,7 +23,7 @@ from edge_spec.plain_file import NotPlainError, file_size, open_plain, sha256_of
 from edge_spec.record_json import decode, parse_json, shown
 
 # Raised whenever the manifest or the contract of the graphs changes; a bundle of another version is refused.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -34,6 +34,10 @@ _ENTRIES = frozenset({MANIFEST, TOKENIZER, CHAT_TEMPLATE, "target", "draft"})
 _FORMAT = "edge-spec pair bundle"
 
 
+# What keys and values are stored as. int8 has fixed scales for each channel (docs/quantization.md).
+CacheType = Literal["float32", "float16", "int8"]
+
+
 @dataclass(frozen=True)
 class GraphRecord:
     """One ONNX graph of a model and what it can do.
@@ -41,11 +45,13 @@ class GraphRecord:
     Attributes:
         path: file relative to the bundle, with forward slashes.
         tree: whether it takes positions and an attention bias, as proposal trees need.
+        kv: type of its KV cache.
         hidden_taps: names of the hidden-state outputs it offers.
     """
 
     path: str
     tree: bool
+    kv: CacheType
     hidden_taps: tuple[str, ...] = ()
 
 

@@ -34,7 +34,7 @@ _OPSETS = {"": 23, _CONTRIB: 1}
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 Inputs = Sequence[Declared | None]
-Attributes = Mapping[str, int | float]
+Attributes = Mapping[str, int | float | str]
 
 
 def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> None:
@@ -83,7 +83,7 @@ class _Rule:
 
     inputs: tuple[int, ...]
     outputs: int
-    attributes: Mapping[str, Sequence[int] | type]
+    attributes: Mapping[str, Sequence[int | str] | type]
     shape: Callable[[_Checker, Inputs, Attributes], Sequence[Declared]]
     optional: tuple[str, ...] = ()
 
@@ -96,6 +96,7 @@ class _Checker:
         self.facts = record.architecture
         self.float = FLOAT if manifest.device == "cpu" else FLOAT16
         self.tree = graph.tree
+        self.quantized_cache = graph.kv == "int8"
         self.positions = max(manifest.context_length if record is manifest.target else 0, self.facts.context_length)
         self._values: dict[str, Declared] = {}
         self._names: dict[int, str] = {}
@@ -142,7 +143,7 @@ class _Checker:
             if isinstance(allowed, type):
                 sound = isinstance(value, allowed)
             else:
-                sound = allowed is not None and isinstance(value, int) and value in allowed
+                sound = allowed is not None and isinstance(value, int | str) and value in allowed
             if not sound:
                 raise GraphError(f"{where} has the attribute {name} = {value!r}, which the exporter never writes")
         if missing := [name for name in rule.attributes if name not in (*node.attributes, *rule.optional)]:
@@ -193,7 +194,8 @@ class _Checker:
     @property
     def cache(self) -> Declared:
         """Keys or values of one layer."""
-        return Declared(self.float, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
+        dtype = INT8 if self.quantized_cache else self.float
+        return Declared(dtype, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
 
 
 class _MismatchError(Exception):
@@ -364,12 +366,24 @@ def _attention(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Seq
         # Rows are looked up by position, which the kernel does not compare with the table's length.
         rows, columns = _given(table, dtype).shape if len(_given(table, dtype).shape) == 2 else (0, 0)
         _need(isinstance(rows, int) and rows > checker.positions and columns == facts.head_size // 2)
-    _need(len(inputs) == (11 if checker.tree else 9))
+    _need(len(inputs) == (14 if checker.quantized_cache else 11 if checker.tree else 9))
+    _need(attributes.keys().isdisjoint(_CACHE_ATTRIBUTES) != checker.quantized_cache)
+    if checker.quantized_cache:
+        _need(attributes.keys() >= _CACHE_ATTRIBUTES.keys() and inputs[11] is None)
+        for scales in inputs[12:]:
+            _given(scales, FLOAT, (1, facts.kv_heads, 1, facts.head_size))
     if checker.tree:
         _need(checker.name(inputs[9]) == "position_ids")
         _given(inputs[10], dtype, (1, 1, "rows", "total"))
     return [Declared(dtype, (1, "rows", facts.heads * facts.head_size)), checker.cache, checker.cache]
 
+
+# How keys and values are stored in 8 bits; together or not at all.
+_CACHE_ATTRIBUTES: dict[str, Sequence[int | str]] = {
+    "k_quant_type": ("PER_CHANNEL",),
+    "v_quant_type": ("PER_CHANNEL",),
+    "kv_cache_bit_width": (8,),
+}
 
 # Operators, their numbers of inputs and outputs, and the values their attributes may have.
 _RULES: dict[tuple[str, str], _Rule] = {
@@ -403,6 +417,10 @@ _RULES: dict[tuple[str, str], _Rule] = {
         _gather_blocks,
     ),
     (_CONTRIB, "GroupQueryAttention"): _Rule(
-        (9, 11), 3, {"num_heads": int, "kv_num_heads": int, "do_rotary": (1,)}, _attention
+        (9, 11, 14),
+        3,
+        {"num_heads": int, "kv_num_heads": int, "do_rotary": (1,), **_CACHE_ATTRIBUTES},
+        _attention,
+        optional=tuple(_CACHE_ATTRIBUTES),
     ),
 }

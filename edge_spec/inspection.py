@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_spec.bundle import CHAT_TEMPLATE, FileRecord, Manifest, ModelRecord
+from edge_spec.bundle import CHAT_TEMPLATE, CacheType, FileRecord, Manifest, ModelRecord
 from edge_spec.byte_size import size_text
 
 _LABEL = 17
-_CACHE_ITEM_BYTES = {"cpu": 4, "cuda": 2}
+_CACHE_ITEM_BYTES: dict[CacheType, int] = {"float32": 4, "float16": 2, "int8": 1}
 
 
 def describe_bundle(path: Path, manifest: Manifest) -> str:
@@ -57,10 +57,13 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
         yield "int4 blocks", f"{model.recipe['block_size']} weights each"
     stored = f", w8a8 ones as {model.integer_weights}" if model.integer_weights else ""
     yield "weights", size_text(_total(manifest, f"{role}/")) + stored
-    cache = 2 * facts.layers * facts.kv_heads * facts.head_size * _CACHE_ITEM_BYTES[manifest.device]
-    yield "KV cache", f"{size_text(cache)} per token"
+    items = 2 * facts.layers * facts.kv_heads * facts.head_size
+    types = dict.fromkeys(graph.kv for graph in model.graphs)
+    caches = (f"{size_text(items * _CACHE_ITEM_BYTES[kv])} in {kv}" for kv in types)
+    yield "KV cache", f"{' or '.join(caches)} per token"
     for graph in model.graphs:
-        yield "graph", f"{graph.path}, verifies {'chains and trees' if graph.tree else 'chains'}"
+        verifies = "chains and trees" if graph.tree else "chains"
+        yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
 

@@ -62,7 +62,7 @@ class Node:
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, int | float]
+    attributes: Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,19 @@ def _node(data: memoryview) -> Node:
     return Node(node.text(7), node.text(4), inputs, outputs, attributes)
 
 
-def _attribute(data: memoryview) -> tuple[str, int | float]:
+def _attribute(data: memoryview) -> tuple[str, int | float | str]:
     # Only numbers: tensors, graphs and the rest are other fields, and so refused.
-    attribute = _Message("an attribute", data, single=(1, 2, 3, 20))
+    attribute = _Message("an attribute", data, single=(1, 2, 3, 4, 20))
     kind = attribute.integer(20)
-    if kind == 1 and not attribute.has(3):
-        return attribute.text(1), attribute.float32(2)
-    if kind == 2 and not attribute.has(2):
-        return attribute.text(1), attribute.integer(3)
-    raise GraphError(f"the attribute {attribute.text(1)!r} is of type {kind}, expected a number")
+    field = {1: 2, 2: 3, 3: 4}.get(kind)  # where a value of this type lies
+    if not any(attribute.has(other) for other in (2, 3, 4) if other != field):
+        if kind == 1:
+            return attribute.text(1), attribute.float32(2)
+        if kind == 2:
+            return attribute.text(1), attribute.integer(3)
+        if kind == 3:
+            return attribute.text(1), attribute.text(4)
+    raise GraphError(f"the attribute {attribute.text(1)!r} is of type {kind}, expected a number or a text")
 
 
 def _tensor(data: memoryview) -> tuple[str, Tensor]:

@@ -82,7 +82,7 @@ def described_bundle(tmp_path: Path) -> Path:
     facts = ArchitectureRecord("llama", 2, 64, 128, 4, 2, 16, 320, 512, 10000.0, False, True)
     quality = QualityRecord(tokens=160, mean_kl=0.0412, p95_kl=0.1234, top1_agreement=0.95)
     recipe = RECIPES["w8a8"].to_dict()
-    graphs = (GraphRecord("target/model.onnx", tree=True),)
+    graphs = (GraphRecord("target/model.onnx", tree=True, kv="float32"),)
     target = ModelRecord("coder-1.5b.gguf", "ab" * 32, facts, recipe, "int8", graphs, quality)
     manifest = Manifest(
         created_by="edge-spec 0.1.0",

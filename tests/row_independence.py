@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_spec.processor import integer_products_saturate
+from edge_spec.runtime.int8_cache import takes_int8_cache
 
 _CONTRIB = "com.microsoft"
 _ROWS = 48
@@ -31,6 +32,14 @@ def require_bitwise_kernels() -> None:
             f"THIS PROCESSOR PROMISES NO MORE THAN THE DISTRIBUTION: the rows of {', '.join(failing)} depend on how "
             "many rows are computed together"
         )
+
+
+def require_int8_attention() -> None:
+    """Skip the test, saying so loudly, where attention over an int8 cache is missing or not bitwise."""
+    if not takes_int8_cache():
+        pytest.skip(f"ONNX RUNTIME {ort.__version__} TAKES NO INT8 KV CACHE")
+    if not _attention(np.random.default_rng(5), int8=True):
+        pytest.skip("THIS PROCESSOR'S ATTENTION OVER AN INT8 KV CACHE IS NOT BITWISE")
 
 
 @functools.cache
@@ -84,12 +93,18 @@ def _norm(rng: np.random.Generator) -> bool:
     return _slices_agree(x, lambda rows: run({"x": rows[None]})[0][0])
 
 
-def _attention(rng: np.random.Generator) -> bool:
+def _attention(rng: np.random.Generator, int8: bool = False) -> bool:
     angles = np.arange(_ROWS, dtype=np.float32)[:, None] * rng.random(_HEAD_SIZE // 2, np.float32)
     constants = {"cos": np.cos(angles), "sin": np.sin(angles)}
     inputs = ["x", "", "", "key", "value", "seqlens", "total", "cos", "sin"]
-    attributes = {"num_heads": _HEADS, "kv_num_heads": _KV_HEADS, "do_rotary": 1}
-    run = _kernel("GroupQueryAttention", inputs, ["y", "new_key", "new_value"], constants, **attributes)
+    attributes: dict[str, Any] = {"num_heads": _HEADS, "kv_num_heads": _KV_HEADS, "do_rotary": 1}
+    if int8:
+        constants["scale"] = np.full((1, _KV_HEADS, 1, _HEAD_SIZE), 0.04, np.float32)
+        inputs += ["", "", "", "scale", "scale"]
+        attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+    cache_type = np.int8 if int8 else np.float32
+    types = dict.fromkeys(("key", "value", "new_key", "new_value"), cache_type)
+    run = _kernel("GroupQueryAttention", inputs, ["y", "new_key", "new_value"], constants, types, **attributes)
 
     def attend(rows: np.ndarray, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
         total = key.shape[2] + len(rows)
@@ -97,7 +112,7 @@ def _attention(rng: np.random.Generator) -> bool:
         return run({"x": rows[None], "key": key, "value": value, **lengths})
 
     x = rng.standard_normal((_ROWS, (_HEADS + 2 * _KV_HEADS) * _HEAD_SIZE), np.float32)
-    empty = np.zeros((1, _KV_HEADS, 0, _HEAD_SIZE), np.float32)
+    empty = np.zeros((1, _KV_HEADS, 0, _HEAD_SIZE), cache_type)
     whole, key, value = attend(x, empty, empty)
     return all(
         np.array_equal(attend(x[part], key[:, :, : part.start], value[:, :, : part.start])[0], whole[:, part])
@@ -111,17 +126,23 @@ def _slices_agree(x: np.ndarray, run: Callable[[np.ndarray], np.ndarray]) -> boo
 
 
 def _kernel(
-    kind: str, inputs: list[str], outputs: list[str], constants: Arrays, **attributes: Any
+    kind: str,
+    inputs: list[str],
+    outputs: list[str],
+    constants: Arrays,
+    numpy_types: Mapping[str, Any] | None = None,
+    **attributes: Any,
 ) -> Callable[[Arrays], list[np.ndarray]]:
-    """Return a function that runs one node on the CPU provider."""
-    types = {"x": TensorProto.UINT8 if kind == "MatMulIntegerToFloat" else TensorProto.FLOAT}
+    """Return a function that runs one node on the CPU provider; inputs and outputs are float32 unless typed."""
+    types = {name: helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for name, dtype in (numpy_types or {}).items()}
+    types |= {"x": TensorProto.UINT8 if kind == "MatMulIntegerToFloat" else TensorProto.FLOAT}
     types |= {"seqlens": TensorProto.INT32, "total": TensorProto.INT32}
     fed = [name for name in dict.fromkeys(inputs) if name and name not in constants]
     graph = helper.make_graph(
         [helper.make_node(kind, inputs, outputs, domain=_CONTRIB, **attributes)],
         "probe",
         [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in fed],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in outputs],
         [_initializer(name, value) for name, value in constants.items()],
     )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid(_CONTRIB, 1)]

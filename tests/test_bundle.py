@@ -374,13 +374,13 @@ def test_other_json_is_refused(bundle: Path, text: str) -> None:
 def test_a_manifest_of_another_version_is_refused(bundle: Path, version: object) -> None:
     # A newer manifest may look like anything, so the version is judged before the rest.
     edit(bundle, lambda body: body.update(schema_version=version, more={"than": "known"}))
-    with pytest.raises(BundleError, match="schema version .*, but this edge-spec reads 2; upgrade"):
+    with pytest.raises(BundleError, match="schema version .*, but this edge-spec reads 3; upgrade"):
         open_bundle(bundle)
 
 
 def test_a_bundle_of_an_older_version_is_to_be_exported_again(bundle: Path) -> None:
     edit(bundle, lambda body: body.update(schema_version=SCHEMA_VERSION - 1))
-    with pytest.raises(BundleError, match="schema version 1, written by an older edge-spec, .*export the bundle again"):
+    with pytest.raises(BundleError, match="schema version 2, written by an older edge-spec, .*export the bundle again"):
         open_bundle(bundle)
 
 
@@ -423,6 +423,7 @@ def test_an_edited_manifest_is_refused(bundle: Path, change: Callable[[dict[str,
         (lambda body: body["target"]["recipe"].update(name=True), "recipe.name is True, expected str or int"),
         (lambda body: body["target"]["recipe"].update(name=None), "recipe.name is None, expected str or int"),
         (lambda body: body["target"].update(graphs=[]), "a model has no graphs"),
+        (lambda body: body["target"]["graphs"][0].update(kv="int2"), "target.graphs.*kv is 'int2'"),
         (lambda body: body["target"]["graphs"][0].update(path="target/other.onnx"), "files lacks .*target/other.onnx"),
         (lambda body: body["draft"]["graphs"][0].update(path="../x.onnx"), "files lacks .*../x.onnx"),
         (lambda body: body["target"]["graphs"][0].update(path="/etc/passwd"), "files lacks .*/etc/passwd"),

@@ -19,7 +19,8 @@ from edge_spec.bundle import ModelRecord, open_bundle
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export import export_pair
 from edge_spec.export.checkpoint import open_checkpoint
-from edge_spec.export.quality import TEXT, graph_logits
+from edge_spec.export.graph_run import run_graph
+from edge_spec.export.quality import TEXT
 from tiny_models import random_model, save_checkpoint
 
 LAYERS, KV_HEADS, HEADS, HEAD_SIZE, VOCAB, HIDDEN, MLP = 2, 2, 4, 16, 288, 64, 80
@@ -82,39 +83,48 @@ def flavour(request: pytest.FixtureRequest, tiny_bundle: Bundles) -> tuple[str, 
 def test_inputs_and_outputs_are_those_of_the_contract(flavour: tuple[str, Path]) -> None:
     device, path = flavour
     float_type = TensorProto.FLOAT if device == "cpu" else TensorProto.FLOAT16
-    cache = (float_type, (1, KV_HEADS, "capacity", HEAD_SIZE))
     slots = [f"{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
+
+    def cache(name: str, kind: int) -> dict[str, Any]:
+        return {f"{name}.{slot}": (kind, (1, KV_HEADS, "capacity", HEAD_SIZE)) for slot in slots}
+
     inputs = {
         "input_ids": (TensorProto.INT64, (1, "rows")),
         "position_ids": (TensorProto.INT64, (1, "rows")),
         "seqlens_k": (TensorProto.INT32, (1,)),
         "total_sequence_length": (TensorProto.INT32, ()),
         "logit_rows": (TensorProto.INT64, ("logit_rows",)),
-        **{f"past_key_values.{slot}": cache for slot in slots},
     }
-    outputs = {
-        "logits": (TensorProto.FLOAT, (1, "logit_rows", VOCAB)),
-        **{f"present.{slot}": cache for slot in slots},
-    }
-    graphs = graphs_of(path)
+    logits = {"logits": (TensorProto.FLOAT, (1, "logit_rows", VOCAB))}
     bias = {
         "tree_bias": (float_type, (1, 1, "rows", "rows")),
         "tree_bias_padding": (TensorProto.INT64, (2,)),
     }
-    expected = {"model.onnx": {**inputs, **bias}}
+    expected = {
+        "model.onnx": ({**inputs, **bias}, float_type),
+        "model.kv8.onnx": ({**inputs, **bias}, TensorProto.INT8),
+    }
     if device == "cuda":
-        expected = {"model.onnx": inputs, "model_tree.onnx": {**inputs, **bias}}
-    assert {name: described(model.graph.input) for name, model in graphs.items()} == expected
-    assert all(described(model.graph.output) == outputs for model in graphs.values())
+        expected = {"model.onnx": (inputs, float_type), "model_tree.onnx": ({**inputs, **bias}, float_type)}
+    graphs = graphs_of(path)
+    assert graphs.keys() == expected.keys()
+    for name, (taken, cached) in expected.items():
+        assert described(graphs[name].graph.input) == {**taken, **cache("past_key_values", cached)}
+        assert described(graphs[name].graph.output) == {**logits, **cache("present", cached)}
 
 
-def test_the_manifest_says_which_graph_takes_trees(flavour: tuple[str, Path]) -> None:
+def test_the_manifest_says_what_each_graph_does(flavour: tuple[str, Path]) -> None:
     device, path = flavour
-    trees = {graph.path: graph.tree for graph in open_bundle(path).manifest.target.graphs}
-    chain_and_tree = {"target/model.onnx": False, "target/model_tree.onnx": True}
-    assert trees == (chain_and_tree if device == "cuda" else {"target/model.onnx": True})
-    for graph, model in graphs_of(path).items():
-        assert ("tree_bias" in described(model.graph.input)) == trees[f"target/{graph}"]
+    said = {graph.path: (graph.tree, graph.kv) for graph in open_bundle(path).manifest.target.graphs}
+    if device == "cuda":
+        assert said == {"target/model.onnx": (False, "float16"), "target/model_tree.onnx": (True, "float16")}
+    else:
+        assert said == {"target/model.onnx": (True, "float32"), "target/model.kv8.onnx": (True, "int8")}
+    for name, model in graphs_of(path).items():
+        tree, kv = said[f"target/{name}"]
+        inputs = described(model.graph.input)
+        assert ("tree_bias" in inputs) == tree
+        assert inputs["past_key_values.0.key"][0] == helper.np_dtype_to_tensor_dtype(np.dtype(kv))
 
 
 def test_the_checker_and_strict_shape_inference_pass(flavour: tuple[str, Path]) -> None:
@@ -138,17 +148,23 @@ def test_only_the_standard_and_onnx_runtimes_own_operators_are_used(flavour: tup
 
 
 def test_attention_reads_and_writes_the_cache_in_place(flavour: tuple[str, Path]) -> None:
-    for model in graphs_of(flavour[1]).values():
+    for name, model in graphs_of(flavour[1]).items():
+        quantized = name == "model.kv8.onnx"
         tree = "tree_bias" in described(model.graph.input)
         attention = nodes_of(model, "GroupQueryAttention")
         assert len(attention) == LAYERS
         for layer, node in enumerate(attention):
             assert node.domain == CONTRIB
-            assert attributes_of(node) == {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1}
+            attributes = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1}
+            scales = []
+            if quantized:
+                attributes |= {"k_quant_type": b"PER_CHANNEL", "v_quant_type": b"PER_CHANNEL", "kv_cache_bit_width": 8}
+                scales = ["", *(f"layers.{layer}.{part}_scale" for part in ("key", "value"))]
+            assert attributes_of(node) == attributes
             past = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
             lengths = ["seqlens_k", "total_sequence_length", "rotary_cos", "rotary_sin"]
             placement = ["position_ids", padded_bias(model)] if tree else []
-            assert list(node.input[1:]) == ["", "", *past, *lengths, *placement]
+            assert list(node.input[1:]) == ["", "", *past, *lengths, *placement, *scales]
             assert list(node.output[1:]) == [f"present.{layer}.{part}" for part in ("key", "value")]
 
 
@@ -187,7 +203,7 @@ def test_int4_blocks_have_what_the_kernel_of_the_device_takes(
 
 
 def test_every_matrix_has_its_size(tiny_bundle: Bundles) -> None:
-    (model,) = graphs_of(tiny_bundle(recipe="int4")).values()
+    model = graphs_of(tiny_bundle(recipe="int4"))["model.onnx"]
     sizes = {node.name: attributes_of(node) for node in nodes_of(model, "MatMulNBits")}
     qkv = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
     layer = {"qkv": (HIDDEN, qkv), "output": (HIDDEN, HIDDEN), "gate_up": (HIDDEN, 2 * MLP), "down": (MLP, HIDDEN)}
@@ -211,7 +227,7 @@ def test_a_tied_int4_embedding_is_the_lm_head(device: str, tied: bool, tiny_bund
 def test_a_tied_embedding_in_blocks_of_128_is_the_lm_head_where_its_rows_are_whole_blocks(
     hidden: int, shared: bool, tiny_bundle: Bundles
 ) -> None:
-    (model,) = graphs_of(tiny_bundle(recipe="int4-128", hidden_size=hidden)).values()
+    model = graphs_of(tiny_bundle(recipe="int4-128", hidden_size=hidden))["model.onnx"]
     (lookup,) = nodes_of(model, "GatherBlockQuantized")
     (head,) = (node for node in nodes_of(model, "MatMulNBits") if node.name == "lm_head")
     regions = regions_of(model)
@@ -224,7 +240,7 @@ def test_a_tied_embedding_in_blocks_of_128_is_the_lm_head_where_its_rows_are_who
 def test_embedding_rows_are_as_wide_as_the_hidden_size(
     hidden: int, recipe: str, size: int, tiny_bundle: Bundles
 ) -> None:
-    (model,) = graphs_of(tiny_bundle(recipe=recipe, hidden_size=hidden)).values()
+    model = graphs_of(tiny_bundle(recipe=recipe, hidden_size=hidden))["model.onnx"]
     (lookup,) = nodes_of(model, "GatherBlockQuantized")
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     assert shapes[lookup.input[0]] == (VOCAB, hidden // (1 if recipe == "w8a8" else 2))
@@ -240,7 +256,7 @@ def test_w8a8_weights_are_unsigned_where_signed_products_would_saturate(
     checkpoint = save_checkpoint(tmp_path / "checkpoint", random_model())
     report = export_pair(checkpoint, None, tmp_path / "bundle", recipe="w8a8", check=False)
     assert report.manifest.target.integer_weights == ("uint8" if saturate else "int8")
-    (model,) = graphs_of(report.path).values()
+    model = graphs_of(report.path)["model.onnx"]
     onnx.checker.check_model(str(report.path / "target" / "model.onnx"), full_check=True)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     products = nodes_of(model, "MatMulIntegerToFloat")
@@ -257,7 +273,7 @@ def test_w8a8_weights_are_unsigned_where_signed_products_would_saturate(
 
 
 def test_matrices_that_read_the_same_rows_share_their_quantization(tiny_bundle: Bundles) -> None:
-    (model,) = graphs_of(tiny_bundle(recipe="w8a8")).values()
+    model = graphs_of(tiny_bundle(recipe="w8a8"))["model.onnx"]
     # One for each of qkv, output, gate_up and down, and one for lm_head.
     assert len(nodes_of(model, "QuantizeLinear")) == 4 * LAYERS + 1
     # The step is taken per row: per tensor, drafted rows would change the others' logits.
@@ -298,9 +314,23 @@ def test_no_bytes_are_stored_twice(flavour: tuple[str, Path]) -> None:
 def test_little_lies_outside_the_weight_file(flavour: tuple[str, Path]) -> None:
     _, path = flavour
     for name, model in graphs_of(path).items():
-        inline = [tensor for tensor in model.graph.initializer if not uses_external_data(tensor)]
-        assert all(np.prod(tensor.dims) == 1 for tensor in inline)
+        inline = {t.name: tuple(t.dims) for t in model.graph.initializer if not uses_external_data(t)}
+        scales = [f"layers.{layer}.{part}_scale" for layer in range(LAYERS) for part in ("key", "value")]
+        for scale in scales if name == "model.kv8.onnx" else ():
+            assert inline.pop(scale) == (1, KV_HEADS, 1, HEAD_SIZE)
+        assert all(np.prod(dims) == 1 for dims in inline.values())
         assert (path / "target" / name).stat().st_size < 40_000
+
+
+def test_the_graph_with_an_int8_cache_is_the_other_one_but_for_its_cache(tiny_bundle: Bundles) -> None:
+    for recipe in ("w8a8", "int4"):
+        plain, quantized = graphs_of(tiny_bundle(recipe=recipe)).values()
+        for before, after in zip(plain.graph.node, quantized.graph.node, strict=True):
+            if before.op_type == "GroupQueryAttention":
+                assert list(after.input[:11]) == list(before.input) and after.output == before.output
+            else:
+                assert after == before
+        assert regions_of(plain) == regions_of(quantized)
 
 
 @pytest.mark.parametrize("recipe", ["int4", "fp16"])
@@ -314,7 +344,8 @@ def test_cuda_graphs_agree_with_each_other_and_with_float32(recipe: str, tmp_pat
     checkpoint = open_checkpoint(source)
     ids = np.array(checkpoint.vocabulary.tokenizer.encode(TEXT).ids[:40])
     chain, tree = (
-        graph_logits(report.path / graph.path, checkpoint.architecture, ids) for graph in report.manifest.target.graphs
+        run_graph(report.path / graph.path, checkpoint.architecture, ids, range(len(ids))).logits
+        for graph in report.manifest.target.graphs
     )
     assert np.ptp(chain) > 2
     np.testing.assert_allclose(tree, chain, rtol=0, atol=0.02)

@@ -40,7 +40,7 @@ def model(layers: int, hidden: int, inner: int, heads: int, head_size: int, stor
     embedding = "int8" if storage == "w8a8" else storage
     layer_classes = dict.fromkeys(("attention", "mlp_up", "mlp_down", "lm_head"), storage)
     recipe = {"name": storage, "embedding": embedding, **layer_classes, "block_size": block}
-    return ModelRecord("", "", facts, recipe, None, (GraphRecord("model.onnx", tree=True),), None)
+    return ModelRecord("", "", facts, recipe, None, (GraphRecord("model.onnx", tree=True, kv="float32"),), None)
 
 
 PAIR = Manifest(

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_spec.bundle import open_bundle
+from edge_spec.bundle import CacheType, open_bundle
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.export import export_pair
 from edge_spec.runtime.model import PREFILL_ROWS, Model
-from row_independence import require_bitwise_kernels
+from row_independence import require_bitwise_kernels, require_int8_attention
 from tiny_models import TOKENS, random_model, save_checkpoint
 
 CONTEXT = 160
@@ -31,6 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "int4-128-384": {"recipe": "int4-128", "hidden_size": 384, "num_attention_heads": 6},
     "int4-untied-qwen2": {"recipe": "int4", "family": "qwen2", "tie_word_embeddings": False, "head_dim": 32},
     "w8a8-untied-qwen2": {"recipe": "w8a8", "family": "qwen2", "tie_word_embeddings": False, "head_dim": 64},
+    "w8a8-int8-cache": {"recipe": "w8a8", "kv": "int8"},
+    "int4-int8-cache": {"recipe": "int4", "kv": "int8", "family": "qwen2", "head_dim": 64, "num_attention_heads": 6},
 }
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -41,7 +43,11 @@ seeds = st.integers(0, 2**32 - 1)
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS.keys())
 def model(request: pytest.FixtureRequest, tiny_bundle: Callable[..., Path]) -> Model:
     """A quantized target, padded to two rows as the engine does."""
-    return load(tiny_bundle(**request.param))
+    kind = dict(request.param)
+    kv = kind.pop("kv", None)
+    if kv == "int8":
+        require_int8_attention()
+    return load(tiny_bundle(**kind), kv=kv)
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +55,17 @@ def small(tiny_bundle: Callable[..., Path]) -> Model:
     return load(tiny_bundle(recipe="fp32"))
 
 
-def load(path: Path, context: int = CONTEXT, exact_rows: bool = True) -> Model:
+def load(path: Path, context: int = CONTEXT, exact_rows: bool = True, kv: CacheType | None = None) -> Model:
     bundle = open_bundle(path)
-    return Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], context, exact_rows)
+    return Model(bundle, bundle.manifest.target, ["CPUExecutionProvider"], context, exact_rows, kv=kv)
 
 
 def random_tokens(seed: int, count: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, TOKENS, count)]
 
 
-def held(model: Model) -> npt.NDArray[np.float32]:
-    """Keys and values of the tokens the cache holds, float32 [2 * layers, kv_heads, length, head_size]."""
+def held(model: Model) -> npt.NDArray[Any]:
+    """Keys and values of the tokens the cache holds, float32 or int8 [2 * layers, kv_heads, length, head_size]."""
     return np.concatenate([value.numpy()[:, :, : model.cache.length] for value in model.cache._buffers.values()])
 
 
@@ -74,9 +80,10 @@ def feed(model: Model, tokens: Sequence[int], widths: Sequence[int]) -> npt.NDAr
 
 
 def poison(model: Model) -> None:
-    """Fill everything the cache does not hold with NaN."""
+    """Fill everything the cache does not hold with NaN, or with the number that is furthest off."""
     for value in model.cache._buffers.values():
-        value.numpy()[:, :, model.cache.length :] = np.nan
+        rows = value.numpy()
+        rows[:, :, model.cache.length :] = -128 if rows.dtype == np.int8 else np.nan
 
 
 @given(widths=widths, seed=seeds)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from edge_spec.export.architecture import Architecture
+from edge_spec.export.cache_scales import CacheScales
 from edge_spec.export.packing import PackedEmbedding, PackedLayer, PackedMatrix, PackedModel
 from edge_spec.export.recipe import Device
 
@@ -18,11 +19,19 @@ _IR_VERSION = 11
 
 # MatMulNBits on CPU: quantize the activations to int8 and accumulate integers.
 _INT8_ACCUMULATION = 4
+# Where the inputs of GroupQueryAttention for a quantized cache begin.
+_SCALE_INPUT = 12
 # What the kernels for quantized blocks take, in their order; symmetric blocks have no zero points.
 _BLOCK_PARTS = ("weight", "scale", "zero_point")
 
 
-def build_graph(architecture: Architecture, model: PackedModel, device: Device, tree: bool) -> ir.Model:
+def build_graph(
+    architecture: Architecture,
+    model: PackedModel,
+    device: Device,
+    tree: bool,
+    scales: Sequence[CacheScales] | None = None,
+) -> ir.Model:
     """Build one graph over a packed model.
 
     Args:
@@ -30,8 +39,9 @@ def build_graph(architecture: Architecture, model: PackedModel, device: Device, 
         model: the weights; a chain graph and a tree graph can share them.
         device: decides the compute type (float32 or float16) and the kernels' attributes.
         tree: whether attention takes positions and a bias, which a proposal tree needs.
+        scales: of each layer's cache, which is int8 with them and in the compute type without.
     """
-    graph = _DecoderGraph(architecture, device, tree, model.rotary)
+    graph = _DecoderGraph(architecture, device, tree, model.rotary, scales)
     graph.embed(model.embedding)
     for index, layer in enumerate(model.layers):
         graph.add_layer(index, layer)
@@ -47,9 +57,12 @@ class _DecoderGraph:
         device: Device,
         tree: bool,
         rotary: tuple[ir.TensorProtocol, ir.TensorProtocol],
+        scales: Sequence[CacheScales] | None,
     ) -> None:
         self._facts = architecture
         self._dtype = ir.DataType.FLOAT if device == "cpu" else ir.DataType.FLOAT16
+        self._scales = scales
+        self._cache_dtype = self._dtype if scales is None else ir.DataType.INT8
         self._device = device
         self._tree = tree
         self._tape = Tape()
@@ -150,19 +163,30 @@ class _DecoderGraph:
     def _attention(self, qkv: ir.Value, index: int) -> ir.Value:
         facts = self._facts
         shape: list[int | str] = [1, facts.kv_heads, "capacity", facts.head_size]
-        past = [self._input(f"past_key_values.{index}.{part}", self._dtype, shape) for part in ("key", "value")]
-        placement = [self._positions, self._bias] if self._tree else []
+        past = [self._input(f"past_key_values.{index}.{part}", self._cache_dtype, shape) for part in ("key", "value")]
+        inputs = [qkv, None, None, *past, self._seqlens_k, self._total_length, self._cos, self._sin]
+        inputs += [self._positions, self._bias] if self._tree else []
+        attributes: dict[str, int | str] = {"num_heads": facts.heads, "kv_num_heads": facts.kv_heads, "do_rotary": 1}
+        if self._scales is not None:
+            scales = self._scales[index]
+            inputs += [None] * (_SCALE_INPUT - len(inputs))
+            inputs += [self._scale(index, "key", scales.key), self._scale(index, "value", scales.value)]
+            attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
         attended, *present = self._tape.op_multi_out(
             "GroupQueryAttention",
-            [qkv, None, None, *past, self._seqlens_k, self._total_length, self._cos, self._sin, *placement],
-            {"num_heads": facts.heads, "kv_num_heads": facts.kv_heads, "do_rotary": 1},
+            inputs,
+            attributes,
             num_outputs=3,
             domain=_CONTRIB,
             name=f"layers.{index}.attention",
         )
         for value, part in zip(present, ("key", "value"), strict=True):
-            self._presents.append(_describe(value, f"present.{index}.{part}", self._dtype, shape))
+            self._presents.append(_describe(value, f"present.{index}.{part}", self._cache_dtype, shape))
         return attended
+
+    def _scale(self, index: int, part: str, scale: np.ndarray) -> ir.Value:
+        shaped = scale.reshape(1, self._facts.kv_heads, 1, self._facts.head_size)
+        return self._tape.initializer(ir.tensor(shaped, name=f"layers.{index}.{part}_scale"))
 
     def _linear(
         self,

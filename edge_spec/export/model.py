@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_spec.bundle import ArchitectureRecord, GraphRecord, ModelRecord
+from edge_spec.bundle import ArchitectureRecord, CacheType, GraphRecord, ModelRecord
 from edge_spec.export.architecture import Architecture
+from edge_spec.export.cache_scales import TEXT as CALIBRATION_TEXT
+from edge_spec.export.cache_scales import cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
 from edge_spec.export.decoder import read_layer
 from edge_spec.export.graph import build_graph
+from edge_spec.export.graph_run import run_graph
 from edge_spec.export.packing import PackedModel, Packer
 from edge_spec.export.progress import Progress
-from edge_spec.export.quality import MAX_TOKENS, TEXT, compare, graph_logits, require_quality
+from edge_spec.export.quality import MAX_TOKENS, TEXT, compare, require_quality
 from edge_spec.export.recipe import Device, Recipe
 from edge_spec.export.reference import Float32Reference
 from edge_spec.export.rope import rotary_tables
@@ -27,17 +30,24 @@ Float32Array = npt.NDArray[np.float32]
 
 WEIGHTS = "model.onnx.data"
 
+# Special tokens that the scales of an int8 cache are calibrated with; some vocabularies have hundreds.
+_MOST_MARKERS = 16
+
 
 @dataclass(frozen=True)
 class _GraphFile:
     name: str
     tree: bool
+    kv: CacheType
 
 
 # On CPU the bias costs nothing, so one graph does both; on CUDA it takes the slower attention kernel.
 _GRAPH_FILES: dict[Device, tuple[_GraphFile, ...]] = {
-    "cpu": (_GraphFile("model.onnx", tree=True),),
-    "cuda": (_GraphFile("model.onnx", tree=False), _GraphFile("model_tree.onnx", tree=True)),
+    "cpu": (_GraphFile("model.onnx", tree=True, kv="float32"), _GraphFile("model.kv8.onnx", tree=True, kv="int8")),
+    "cuda": (
+        _GraphFile("model.onnx", tree=False, kv="float16"),
+        _GraphFile("model_tree.onnx", tree=True, kv="float16"),
+    ),
 }
 
 
@@ -51,7 +61,7 @@ def export_model(
         folder: created; its name labels the progress reports.
         recipe: storage format of each layer class.
         device: flavour of the graphs.
-        check: compare the written graph with the float32 reference.
+        check: compare the written graph with the float32 reference. An int8 cache's scales are measured in any case.
         progress: told about every layer.
 
     Raises:
@@ -64,26 +74,35 @@ def export_model(
     with open_weight_file(folder / WEIGHTS) as weights:
         packer = Packer(weights, recipe, device, signed_integers)
         model, reference_logits = _pack(checkpoint, packer, text_ids, f"export {folder.name}", progress)
-    for file in _GRAPH_FILES[device]:
-        ir.save(build_graph(checkpoint.architecture, model, device, file.tree), folder / file.name)
+    facts, files = checkpoint.architecture, _GRAPH_FILES[device]
+    plain = [file for file in files if file.kv != "int8"]
+    rounded = [file for file in files if file.kv == "int8"]
+    for file in plain:
+        ir.save(build_graph(facts, model, device, file.tree), folder / file.name)
 
     quality = None
-    if text_ids is not None and reference_logits is not None:
+    if check or rounded:
         progress(f"check {folder.name}", 0, 1)
-        logits = graph_logits(folder / _GRAPH_FILES[device][0].name, checkpoint.architecture, text_ids)
-        usable = checkpoint.vocabulary.size
-        quality = compare(logits[:, :usable], reference_logits[:, :usable])
-        require_quality(quality, recipe, checkpoint.source)
+        # One run serves the check and the scales: its rows do not see what is read behind them.
+        read = _calibration_ids(checkpoint) if rounded else _text_ids(checkpoint)
+        run = run_graph(folder / plain[0].name, facts, read, range(0 if text_ids is None else len(text_ids)))
+        if reference_logits is not None:
+            usable = checkpoint.vocabulary.size
+            quality = compare(run.logits[:, :usable], reference_logits[:, :usable])
+            require_quality(quality, recipe, checkpoint.source)
+        scales = [cache_scales(keys, values) for keys, values in zip(run.keys, run.values, strict=True)]
+        for file in rounded:
+            ir.save(build_graph(facts, model, device, file.tree, scales), folder / file.name)
         progress(f"check {folder.name}", 1, 1)
 
     has_integers = "w8a8" in recipe.formats.values()
     return ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
-        architecture=_describe(checkpoint.architecture),
+        architecture=_describe(facts),
         recipe=recipe.to_dict(),
         integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
-        graphs=tuple(GraphRecord(f"{folder.name}/{file.name}", file.tree) for file in _GRAPH_FILES[device]),
+        graphs=tuple(GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv) for file in files),
         quality=quality,
     )
 
@@ -148,6 +167,15 @@ def _pack(
 def _text_ids(checkpoint: Checkpoint) -> npt.NDArray[np.int64]:
     ids = encode_text(checkpoint.vocabulary, TEXT, checkpoint.source)
     return np.array(ids[: min(MAX_TOKENS, checkpoint.architecture.context_length)], np.int64)
+
+
+def _calibration_ids(checkpoint: Checkpoint) -> npt.NDArray[np.int64]:
+    """What a cache's scales are to be right for: the text of the numeric check, special tokens and another text."""
+    vocabulary = checkpoint.vocabulary
+    markers = vocabulary.special_token_ids[:_MOST_MARKERS]
+    text = encode_text(vocabulary, CALIBRATION_TEXT, checkpoint.source)
+    ids = [*_text_ids(checkpoint), *markers, *text]
+    return np.array(ids, np.int64)[: checkpoint.architecture.context_length]
 
 
 def _embed(checkpoint: Checkpoint, token_ids: npt.NDArray[np.int64]) -> Float32Array:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 
 from edge_spec.bundle import QualityRecord
 from edge_spec.errors import QualityError
-from edge_spec.export.architecture import Architecture
 from edge_spec.export.recipe import Recipe
-from edge_spec.onnx_runtime import import_onnxruntime
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -55,35 +51,6 @@ def require_quality(quality: QualityRecord, recipe: Recipe, source: str) -> None
             f"nats (allowed {recipe.max_mean_kl:g}), top-1 agreement {quality.top1_agreement:.1%} over "
             f"{quality.tokens} tokens. Use a finer recipe (int4-128 < int4 < w8a8 < fp16 < fp32); nothing was written."
         )
-
-
-def graph_logits(graph: Path, architecture: Architecture, token_ids: npt.NDArray[np.int64]) -> Float32Array:
-    """Run a text through a written graph on the CPU provider and return the logits of every row [tokens, vocab].
-
-    Raises:
-        MissingDependencyError: ONNX Runtime is not installed.
-    """
-    onnxruntime = import_onnxruntime()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    inputs = {value.name: value for value in session.get_inputs()}
-    rows = len(token_ids)
-    dtype = np.float32 if inputs["past_key_values.0.key"].type == "tensor(float)" else np.float16
-    cache_shape = (1, architecture.kv_heads, rows, architecture.head_size)
-    feeds = {
-        "input_ids": token_ids[None],
-        "position_ids": np.arange(rows, dtype=np.int64)[None],
-        "seqlens_k": np.array([rows - 1], np.int32),
-        "total_sequence_length": np.array(rows, np.int32),
-        "tree_bias": np.zeros((1, 1, rows, rows), dtype),
-        "tree_bias_padding": np.zeros(2, np.int64),
-        "logit_rows": np.arange(rows, dtype=np.int64),
-        **{name: np.zeros(cache_shape, dtype) for name in inputs if name.startswith("past_key_values.")},
-    }
-    # A chain graph has inputs its nodes do not use, which the optimizer may drop.
-    (logits,) = session.run(["logits"], {name: value for name, value in feeds.items() if name in inputs})
-    return np.asarray(logits[0], np.float32)
 
 
 def _log_softmax(logits: Float32Array) -> npt.NDArray[np.float32]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-KVType = Literal["float32", "float16", "int8"]
+from edge_spec.bundle import CacheType
 
 # The most draft tokens of a round: with the text's last token they fill one prefill chunk.
 WIDEST = 63
@@ -29,5 +28,5 @@ class Configuration:
     widest: int
     draft: bool
     draft_window: int
-    target_kv: KVType
-    draft_kv: KVType
+    target_kv: CacheType
+    draft_kv: CacheType

@@ -27,6 +27,7 @@ from edge_spec.runtime.exactness import Exactness
 from edge_spec.runtime.free_memory import available_memory, total_memory
 from edge_spec.runtime.generation import generate
 from edge_spec.runtime.heap import give_back
+from edge_spec.runtime.int8_cache import cache_types
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor
 from edge_spec.runtime.memory import plan_memory
@@ -155,7 +156,9 @@ class Engine:
             raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
         budget = budget_bytes(memory_budget, available())
-        self.plan = plan_memory(self.manifest, budget, context, conversations, profile=read_profile(self.manifest))
+        self.plan = plan_memory(
+            self.manifest, budget, context, conversations, cache_types(self.manifest), read_profile(self.manifest)
+        )
         configuration = self.plan.configuration
         pair = load_pair(bundle, providers, configuration, threads, exactness, calibration, progress)
         self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration

@@ -48,6 +48,8 @@ class KVCache:
         self._facts = facts
         self._dtype = dtype
         self._device = device
+        # Where nobody computed a token, any number that is not zero will do.
+        self._filling = 1 if dtype is np.int8 else 0.01
         self._names = [f"{layer}.{part}" for layer in range(facts.layers) for part in ("key", "value")]
         self._buffers: dict[str, Any] = {}
 
@@ -106,7 +108,7 @@ class KVCache:
         self.reserve(length)
         if self._device == "cpu":
             for value in self._buffers.values():
-                value.numpy()[:, :, self.length : length] = 0.01
+                value.numpy()[:, :, self.length : length] = self._filling
         self.length = length
 
     def rollback(self, length: int) -> None:

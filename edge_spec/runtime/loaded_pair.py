@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import Literal
 
-from edge_spec.bundle import Bundle, ModelRecord
+from edge_spec.bundle import Bundle, CacheType, ModelRecord
 from edge_spec.errors import BundleError
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
@@ -77,21 +77,23 @@ def load_pair(
         tokenizer = TextTokenizer(bundle.tokenizer_path)
         give_back()
 
-    def model(record: ModelRecord, context: int, exact_rows: bool, fixed_rows: int | None = None) -> Model:
+    def model(
+        record: ModelRecord, context: int, kv: CacheType, exact_rows: bool, fixed_rows: int | None = None
+    ) -> Model:
         # The rotary table ends one row behind the context, and padding rows need their place in it.
         longest = record.architecture.context_length + 1 - (fixed_rows or 1)
         with notes.of("target_weights" if record is manifest.target else "draft_weights"):
-            loaded = Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows)
+            loaded = Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv)
             give_back()
         return loaded
 
     def target_of(fixed_rows: int | None) -> Model:
-        return model(manifest.target, configuration.context, exact_rows=True, fixed_rows=fixed_rows)
+        return model(manifest.target, configuration.context, configuration.target_kv, True, fixed_rows)
 
     target, level = load_at_level(target_of, exactness, manifest.vocab_size)
     draft, load_draft, draft_load_seconds = None, None, 0.0
     if manifest.draft is not None and configuration.draft:
-        load_draft = partial(model, manifest.draft, configuration.draft_window, exact_rows=False)
+        load_draft = partial(model, manifest.draft, configuration.draft_window, configuration.draft_kv, False)
         started = perf_counter()
         draft = load_draft()
         draft_load_seconds = perf_counter() - started
@@ -108,6 +110,8 @@ def load_pair(
             "widest": configuration.widest,
             "draft": draft is not None,
             "draft_window": configuration.draft_window,
+            "target_kv": configuration.target_kv,
+            "draft_kv": configuration.draft_kv,
             "fixed_rows": target.fixed_rows,
             "onnxruntime": import_onnxruntime().__version__,
         }

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge_spec.bundle import Manifest
+from edge_spec.bundle import CacheType, Manifest
 from edge_spec.errors import MemoryBudgetError, RequestError
-from edge_spec.runtime.configuration import WIDEST, Configuration, KVType
+from edge_spec.runtime.configuration import WIDEST, Configuration
 from edge_spec.runtime.memory_law import MemoryItem, memory_items
 from edge_spec.runtime.memory_profile import MemoryProfile
 from edge_spec.runtime.memory_table import describe_plan
@@ -95,7 +95,7 @@ def plan_memory(
     budget: int | None,
     context: int | None = None,
     conversations: int = DEFAULT_CONVERSATIONS,
-    kv_types: Mapping[str, Sequence[KVType]] | None = None,
+    kv_types: Mapping[str, Sequence[CacheType]] | None = None,
     profile: MemoryProfile | None = None,
 ) -> MemoryPlan:
     """Find the best configuration within a budget.
@@ -128,7 +128,7 @@ def closest_plan(
     budget: int | None,
     context: int | None = None,
     conversations: int = DEFAULT_CONVERSATIONS,
-    kv_types: Mapping[str, Sequence[KVType]] | None = None,
+    kv_types: Mapping[str, Sequence[CacheType]] | None = None,
     profile: MemoryProfile | None = None,
 ) -> MemoryPlan:
     """As :func:`plan_memory`, but where nothing fits return the smallest plan, whose ``fits`` is false."""
@@ -139,7 +139,7 @@ def _levels(
     manifest: Manifest,
     context: int | None,
     conversations: int,
-    kv_types: Mapping[str, Sequence[KVType]] | None,
+    kv_types: Mapping[str, Sequence[CacheType]] | None,
 ) -> dict[str, tuple[Any, ...]]:
     """The values each part of a configuration can have, what is wished first."""
     limit = manifest.context_length
@@ -147,7 +147,7 @@ def _levels(
         raise RequestError(f"context is {context}, expected 2 to {limit}, the limit of this bundle's target.")
     if conversations < 1:
         raise RequestError(f"conversations is {conversations}, expected at least 1.")
-    own: KVType = "float32" if manifest.device == "cpu" else "float16"
+    own: CacheType = "float32" if manifest.device == "cpu" else "float16"
     types = {"target": (own,), "draft": (own,), **(kv_types or {})}
     wished = min(DEFAULT_CONTEXT, limit) if context is None else context
     return {

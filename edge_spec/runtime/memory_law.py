@@ -8,8 +8,8 @@ from functools import lru_cache
 from math import ceil, exp
 from typing import Literal
 
-from edge_spec.bundle import TOKENIZER, Manifest, ModelRecord
-from edge_spec.runtime.configuration import Configuration, KVType
+from edge_spec.bundle import TOKENIZER, CacheType, Manifest, ModelRecord
+from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.memory_profile import MemoryProfile
@@ -18,7 +18,7 @@ from edge_spec.runtime.model import PREFILL_ROWS
 Basis = Literal["exact", "law", "measured"]
 
 _MIB = 1 << 20
-_KV_BYTES: dict[KVType, int] = {"float32": 4, "float16": 2, "int8": 1}
+_KV_BYTES: dict[CacheType, int] = {"float32": 4, "float16": 2, "int8": 1}
 
 # Python with NumPy, jinja2, ONNX Runtime and the tokenizers' library, two thirds of it code. Where other processes
 # have the same files mapped, this one's share of them (PSS) is less.
@@ -171,7 +171,7 @@ def draft_kv_bytes(manifest: Manifest, configuration: Configuration) -> int:
     return _kv(manifest.draft, configuration.draft_window, configuration.draft_kv)
 
 
-def _kv(model: ModelRecord, slots: int, kind: KVType) -> int:
+def _kv(model: ModelRecord, slots: int, kind: CacheType) -> int:
     """A padding row has its slot behind the text; and one layer's keys or values lie twice where they move."""
     facts = model.architecture
     buffer = facts.kv_heads * facts.head_size * _KV_BYTES[kind] * (slots + 1)

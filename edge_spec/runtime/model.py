@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.bundle import Bundle, ModelRecord
+from edge_spec.bundle import Bundle, CacheType, GraphRecord, ModelRecord
 from edge_spec.errors import BundleError, ProviderError, RequestError
 from edge_spec.graph_check import check_graph
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers
+from edge_spec.runtime.int8_cache import require_int8_cache
 from edge_spec.runtime.kv_cache import KVCache
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
@@ -47,6 +48,7 @@ class Model:
         exact_rows: bool,
         threads: int | None = None,
         fixed_rows: int | None = None,
+        kv: CacheType | None = None,
     ) -> None:
         """Load a model of a bundle.
 
@@ -61,10 +63,12 @@ class Model:
             threads: threads of the session, ``None`` for ONNX Runtime's choice.
             fixed_rows: give every session call exactly this many rows, by padding and by splitting. The dear way to
                 bitwise exactness, for kernels that round differently for every width.
+            kv: type of the KV cache, ``None`` for the model's own.
 
         Raises:
-            BundleError: the graph is not one that the exporter writes, or ONNX Runtime refuses it.
-            RequestError: there is no memory for such a cache.
+            BundleError: the graph is not one that the exporter writes, ONNX Runtime refuses it, or the bundle has none
+                with such a cache.
+            ProviderError: this ONNX Runtime takes no int8 cache.
         """
         self._ort = import_onnxruntime()
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
@@ -73,8 +77,7 @@ class Model:
         self._fixed_rows = fixed_rows
         self._vocab_size = bundle.manifest.vocab_size
         self._logits_size = record.architecture.logits_size
-        # One graph does chains and trees on CPU; on CUDA chains have the faster kernel.
-        graph = record.graphs[0]
+        graph = _choose_graph(bundle, record, kv)
         self._takes_trees = graph.tree
         check_graph(bundle, record, graph)
         self._path = bundle.path / graph.path
@@ -82,6 +85,7 @@ class Model:
         self.context = context
         self.positions = record.architecture.context_length
         self._architecture = record.architecture
+        self._cache_type: Any = np.dtype(graph.kv).type
         self.cache = self.new_cache()
         self._calls: dict[tuple[int, int], CallBuffers] = {}
         self._bound = self.cache.version  # of the buffers that these calls are bound to
@@ -111,7 +115,7 @@ class Model:
         """An empty cache for another text, see :meth:`use`."""
         # Padding rows are written behind the last token, so the buffers may grow that much longer.
         slots = self.context + (self._fixed_rows or 1)
-        return KVCache(self._ort, self._architecture, slots, self._dtype, self._device)
+        return KVCache(self._ort, self._architecture, slots, self._cache_type, self._device)
 
     def use(self, cache: KVCache) -> None:
         """Work on the text of another cache from now on."""
@@ -249,3 +253,16 @@ class Model:
             call = CallBuffers(self._ort, binding, rows, bias_type, self._logits[:logit_rows], self._vocab_size)
             self._calls[rows, logit_rows] = call
         return call
+
+
+def _choose_graph(bundle: Bundle, record: ModelRecord, kv: CacheType | None) -> GraphRecord:
+    """The graph to open: one does chains and trees on CPU; on CUDA the first is for chains, the faster kernel."""
+    for graph in record.graphs:
+        if kv is None or graph.kv == kv:
+            if graph.kv == "int8":
+                require_int8_cache()
+            return graph
+    offered = " or ".join(dict.fromkeys(graph.kv for graph in record.graphs))
+    raise BundleError(
+        f"{bundle.path} is for {bundle.manifest.device} and has no graph with a KV cache in {kv}, only in {offered}."
+    )
