@@ -38,8 +38,8 @@ _CUDA = 600 * _MIB
 _MLP_COLUMNS, _HIDDEN_COLUMNS = 3.6, 8.0
 # Copies that the w8a8 kernel makes of the logits besides the result itself.
 _W8A8_LOGITS = 2.05
-# Rows as the target leaves them, and as the laws that tokens are sampled from.
-_TARGET_LOGITS = 2
+# Rows as the target leaves them, as a request's penalties and masks do, and as the laws that tokens are sampled from.
+_TARGET_LOGITS = 3
 # Rows of the draft's logits: calibration compares its guesses for so many tokens at once.
 _DRAFT_LOGITS = 32
 

@@ -1,0 +1,67 @@
+"""``edge-spec plan``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge_spec.cli import main
+
+
+def test_the_json_of_a_plan_adds_up(described_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(described_bundle), "--budget", "1GiB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    assert plan["total_bytes"] == sum(item["bytes"] for item in plan["items"]) <= plan["budget_bytes"] == 1 << 30
+    assert {item["name"] for item in plan["items"]} >= {"libraries", "tokenizer", "target weights", "target KV cache"}
+    assert plan["configuration"]["conversations"] == 1
+    assert plan["given_up"] == []
+    assert plan["next_larger"] is None
+
+
+def test_what_does_not_fit_is_shown_with_exit_status_1(
+    described_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(described_bundle), "--budget", "1MiB"]) == 1
+    shown = capsys.readouterr()
+    assert "do not fit a budget of 1.0 MiB" in shown.out
+    assert "target weights" in shown.out
+    assert shown.err == ""
+
+
+def test_budgets_are_compared(described_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    budgets = ["--budget", "1GiB", "--budget", "2GiB"]
+    assert main(["plan", str(described_bundle), *budgets, "--json"]) == 0
+    assert [plan["budget_bytes"] for plan in json.loads(capsys.readouterr().out)] == [1 << 30, 2 << 30]
+    assert main(["plan", str(described_bundle), *budgets]) == 0
+    shown = capsys.readouterr().out
+    assert "of a budget of 1.00 GiB" in shown
+    assert "of a budget of 2.00 GiB" in shown
+
+
+def test_without_a_budget_a_share_of_what_is_free_is_planned_with(
+    described_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_spec.runtime.free_memory.available_memory", lambda: 1000 << 20)
+    assert main(["plan", str(described_bundle), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["budget_bytes"] == 800 << 20
+
+
+@pytest.mark.parametrize("options", [["--budget", "plenty"], ["--context", "1"], ["--conversations", "0"]])
+def test_bad_options_are_one_message(
+    described_bundle: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert main(["plan", str(described_bundle), *options]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "expected" in shown.err
+    assert shown.err.startswith("edge-spec: error: ")
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--help"])
+    assert ended.value.code == 0
+    assert "edge-spec plan coder.pair --budget 2GiB" in capsys.readouterr().out
