@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.bundle import ArchitectureRecord, FileRecord, GraphRecord, Manifest, ModelRecord
+from edge_spec.bundle import ArchitectureRecord, CacheType, FileRecord, GraphRecord, Manifest, ModelRecord
 from edge_spec.errors import MemoryBudgetError, RequestError
-from edge_spec.runtime.configuration import Configuration, KVType
+from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.memory import MemoryPlan, closest_plan, plan_memory
 from edge_spec.runtime.memory_law import memory_items
 from edge_spec.runtime.memory_profile import MemoryNotes, MemoryProfile, read_profile, write_profile
 
 MIB = 1 << 20
-INT8_KV: dict[str, tuple[KVType, ...]] = {"target": ("float32", "int8"), "draft": ("float32", "int8")}
+INT8_KV: dict[str, tuple[CacheType, ...]] = {"target": ("float32", "int8"), "draft": ("float32", "int8")}
 WORTH = ("context", "target_kv", "draft", "draft_kv", "draft_window", "widest", "conversations")
 
 
@@ -118,7 +118,7 @@ def test_things_go_in_the_order_of_their_worth() -> None:
     assert first_missed(longest, INT8_KV)[-2:] == ["target_kv", "context"]
 
 
-def first_missed(manifest: Manifest, kv_types: dict[str, tuple[KVType, ...]]) -> list[str]:
+def first_missed(manifest: Manifest, kv_types: dict[str, tuple[CacheType, ...]]) -> list[str]:
     missed: list[str] = []
     for budget in range(MOST, 0, -4 * MIB):
         plan = closest_plan(manifest, budget, conversations=3, kv_types=kv_types)
