@@ -28,6 +28,8 @@ _EMPTY_TOKENIZER = 2 * _MIB
 _TOKENIZER, _TOKENIZER_READING = 3.95, 12.0
 # A session without weights: the graph, its kernels, the arenas' first blocks.
 _SESSION = 9 * _MIB
+# Freed while loading, and not handed back before the end of it.
+_LOADING_SLACK = 18 * _MIB
 # A model that took so many times what the law says was not alone.
 _IMPLAUSIBLE = 2
 # CUDA's context, libraries and kernels, where the graphs run on a GPU.
@@ -152,8 +154,8 @@ def memory_items(
     loaded = libraries.bytes + provider.bytes + tokenizer.bytes + target_weights.packed
     loading = max(
         libraries.bytes + int(_TOKENIZER_READING * reading),
-        loaded + target_weights.transient,
-        loaded + draft_weights.packed + draft_weights.transient,
+        loaded + target_weights.transient + _LOADING_SLACK,
+        loaded + draft_weights.packed + draft_weights.transient + _LOADING_SLACK,
     )
     return (*items, MemoryItem("loading", max(0, loading - running), "law"))
 
