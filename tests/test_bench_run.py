@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_spec import Chunk, Session, cli
-from edge_spec.bench import engines, runner
+from edge_spec.bench import runner
 from edge_spec.errors import LogitsError
 from tiny_models import CHAT_TEMPLATE
 
@@ -293,12 +293,10 @@ def test_a_report_is_not_overwritten(
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_bundle_that_does_not_fit_into_memory_is_not_loaded(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(engines, "available_memory", lambda: 1000)
-    assert bench(bundle) == 2
-    assert "0.0 GiB are free. Compare fewer modes" in capsys.readouterr().err
+def test_a_bundle_that_does_not_fit_into_memory_is_not_loaded(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(bundle, "--memory-budget", "1MiB") == 2
+    error = capsys.readouterr().err
+    assert "does not fit its memory budget" in error and "Or compare fewer modes" in error
 
 
 def test_missing_packages_are_named_before_anything_is_measured(

@@ -9,10 +9,8 @@ from typing import Any
 
 from edge_spec.bench.measurement import Lane
 from edge_spec.bench.modes import BASELINE, PLAIN, Mode, require_drafters
-from edge_spec.bundle import read_manifest
-from edge_spec.errors import RequestError
+from edge_spec.errors import MemoryBudgetError
 from edge_spec.runtime.engine import Engine, load
-from edge_spec.runtime.free_memory import available_memory
 
 # Long enough that prefill runs in chunks, and repetitive enough that every drafter has something to propose.
 _WARM_UP = "The first runner passes the baton to the second, the second passes the baton to the third. " * 5
@@ -47,8 +45,14 @@ def open_lanes(
     with ExitStack() as stack:
 
         def engine(path: Path, exactness: str | None) -> Engine:
-            _require_memory(path)
-            return stack.enter_context(load(path, **{**loading, **({"exactness": exactness} if exactness else {})}))
+            options = {**loading, **({"exactness": exactness} if exactness else {})}
+            try:
+                return stack.enter_context(load(path, **options))
+            except MemoryBudgetError as error:
+                raise MemoryBudgetError(
+                    f"{error}\nOr compare fewer modes, let them share an engine (--shared-engine), or leave out the "
+                    "baseline."
+                ) from error
 
         engines: dict[str, Engine] = {}
         plain: dict[str | None, Engine] = {}  # by exactness
@@ -65,14 +69,3 @@ def open_lanes(
             text = _WARM_UP[: max(lane.engine.context - _WARM_UP_TOKENS - 1, 1)]
             list(lane.stream(text, {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options["max_new_tokens"])}))
         yield lanes
-
-
-def _require_memory(path: Path) -> None:
-    """Refuse a bundle whose weights alone are larger than what is free, before the system starts to swap or kill."""
-    needed = sum(record.bytes for record in read_manifest(path).files.values())
-    available = available_memory()
-    if available is not None and needed > available:
-        raise RequestError(
-            f"loading {path} takes more than {needed / 2**30:.1f} GiB, but only {available / 2**30:.1f} GiB are free. "
-            "Compare fewer modes, let them share an engine (--shared-engine), or leave out the baseline."
-        )

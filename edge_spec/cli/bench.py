@@ -91,6 +91,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         "seed",
         "baseline",
         "device",
+        "memory_budget",
         "context",
         "threads",
         "exactness",

@@ -25,7 +25,15 @@ def add_machine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
     machine.add_argument("--device", metavar="auto|cpu|cuda", help="what to run on (auto: what the bundle is for)")
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
     machine.add_argument(
-        "--context", type=int, metavar="N", help="most tokens of prompt and answer together (4096 or the model's limit)"
+        "--context",
+        type=int,
+        metavar="N",
+        help="most tokens of prompt and answer together (4096 or the model's limit, less where memory is short)",
+    )
+    machine.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="most memory to take, such as 2GiB or 50%%; 'edge-spec plan' shows what fits (80%% of what is free)",
     )
     return machine
 

@@ -125,10 +125,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.logprobs is not None and not arguments.json:
         raise RequestError("--logprobs needs --json, which prints them with the text.")
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
-    options = given(arguments, "device", "threads", "context", "exactness")
+    options = given(arguments, "device", "threads", "context", "memory_budget", "exactness")
     with measuring() as progress:
         engine = edge_spec.load(arguments.bundle, **options, progress=progress)
     with engine:
+        for loss in engine.plan.given_up:
+            print(f"edge-spec: short of memory: {loss}", file=sys.stderr)
         has_template = CHAT_TEMPLATE in engine.manifest.files
         if arguments.system is not None and (arguments.raw or not has_template):
             why = "--raw leaves it out" if has_template else "this bundle has none"
