@@ -7,11 +7,12 @@ it, and anything else is refused before ONNX Runtime sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
 
 from edge_spec.bundle import Bundle, GraphRecord, Manifest, ModelRecord
 from edge_spec.errors import BundleError
+from edge_spec.graph_rules import CONTRIB, RULES, MismatchError
 from edge_spec.manifest_check import LARGEST_GRAPH
 from edge_spec.onnx_file import (
     FLOAT,
@@ -19,22 +20,20 @@ from edge_spec.onnx_file import (
     INT8,
     INT32,
     INT64,
-    UINT8,
+    ITEM_BYTES,
     Declared,
     GraphError,
     Node,
     OnnxGraph,
-    Shape,
     read_graph,
 )
 from edge_spec.plain_file import NotPlainError, open_plain
 
-_CONTRIB = "com.microsoft"
-_OPSETS = {"": 23, _CONTRIB: 1}
-_BLOCK_SIZES = (16, 32, 64, 128, 256)
+_OPSETS = {"": 23, CONTRIB: 1}
 
-Inputs = Sequence[Declared | None]
-Attributes = Mapping[str, int | float | str]
+# Bytes of what a call of so many rows holds at once, beside weights and cache. Real models need some hundred megabytes.
+_LARGEST_WORKSPACE = 4 << 30
+_ROWS = 64
 
 
 def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> None:
@@ -77,17 +76,6 @@ def _check_weights(parsed: OnnxGraph, graph: GraphRecord, manifest: Manifest) ->
             raise GraphError(f"its weights use the bytes of {place.location} again and again")
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """What a kind of node is given, and what comes out."""
-
-    inputs: tuple[int, ...]
-    outputs: int
-    attributes: Mapping[str, Sequence[int | str] | type]
-    shape: Callable[[_Checker, Inputs, Attributes], Sequence[Declared]]
-    optional: tuple[str, ...] = ()
-
-
 class _Checker:
     """Walks through the nodes of one graph."""
 
@@ -98,6 +86,8 @@ class _Checker:
         self.tree = graph.tree
         self.quantized_cache = graph.kv == "int8"
         self.positions = max(manifest.context_length if record is manifest.target else 0, self.facts.context_length)
+        dtype = INT8 if self.quantized_cache else self.float
+        self.cache = Declared(dtype, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
         self._values: dict[str, Declared] = {}
         self._names: dict[int, str] = {}
 
@@ -115,6 +105,7 @@ class _Checker:
             self._define(name, Declared(tensor.dtype, tensor.shape))
         for node in parsed.nodes:
             self._apply(node)
+        _check_workspace(parsed.nodes, self._values)
         outputs = self._contract_outputs()
         computed = {name: self._values.get(name) for name in outputs}
         for found in (dict(parsed.outputs), computed):
@@ -135,7 +126,7 @@ class _Checker:
 
     def _apply(self, node: Node) -> None:
         where = f"node {node.kind!r} ({', '.join(node.outputs)[:60]})"
-        rule = _RULES.get((node.domain, node.kind))
+        rule = RULES.get((node.domain, node.kind))
         if rule is None:
             raise GraphError(f"{where} is of a kind that the exporter never writes")
         for name, value in node.attributes.items():
@@ -157,7 +148,7 @@ class _Checker:
         self._names = {id(value): name for value, name in zip(inputs, node.inputs, strict=True)}
         try:
             results = rule.shape(self, inputs, node.attributes)
-        except _MismatchError:
+        except MismatchError:
             given = ", ".join("none" if value is None else f"{value.dtype}:{list(value.shape)}" for value in inputs)
             raise GraphError(f"{where} does not fit its inputs {given}") from None
         for name, result in zip(node.outputs, results, strict=True):
@@ -191,36 +182,25 @@ class _Checker:
         names = (f"{prefix}.{layer}.{part}" for layer in range(self.facts.layers) for part in ("key", "value"))
         return dict.fromkeys(names, self.cache)
 
-    @property
-    def cache(self) -> Declared:
-        """Keys or values of one layer."""
-        dtype = INT8 if self.quantized_cache else self.float
-        return Declared(dtype, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
+
+def _check_workspace(nodes: Sequence[Node], values: Mapping[str, Declared]) -> None:
+    """Raise GraphError if the values that are needed at the same time are more than any model's."""
+    last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
+    size = {name: _bytes(values[name]) for node in nodes for name in node.outputs}
+    held = 0
+    for index, node in enumerate(nodes):
+        held += sum(size[name] for name in node.outputs)
+        if held > _LARGEST_WORKSPACE:
+            raise GraphError(f"a call would hold more than {_LARGEST_WORKSPACE:,} bytes at once")
+        held -= sum(size.get(name, 0) for name in {*node.inputs} if last_use[name] == index)
+        held -= sum(size[name] for name in node.outputs if name not in last_use)
 
 
-class _MismatchError(Exception):
-    """The inputs of a node do not fit each other."""
-
-
-def _need(condition: bool) -> None:
-    if not condition:
-        raise _MismatchError
-
-
-def _given(value: Declared | None, dtype: int | tuple[int, ...], shape: Shape | None = None) -> Declared:
-    """Return an input, which must be there, of such a type, and of that shape if one is named."""
-    if value is None or value.dtype not in ((dtype,) if isinstance(dtype, int) else dtype):
-        raise _MismatchError
-    _need(shape is None or value.shape == shape)
-    return value
-
-
-def _columns(value: Declared) -> int:
-    """Size of the last dimension."""
-    last = value.shape[-1] if value.shape else None
-    if not isinstance(last, int):
-        raise _MismatchError
-    return last
+def _bytes(value: Declared) -> int:
+    """Bytes of a value in a call; the cache is not its own, and the bias counts no more than the rows."""
+    if "capacity" in value.shape:
+        return 0
+    return ITEM_BYTES[value.dtype] * math.prod(_ROWS if isinstance(size, str) else size for size in value.shape)
 
 
 def _first_difference(found: Mapping[str, Declared | None], expected: Mapping[str, Declared]) -> str:
@@ -228,199 +208,3 @@ def _first_difference(found: Mapping[str, Declared | None], expected: Mapping[st
         if found.get(name) != expected.get(name):
             return f"{name} is {found.get(name)}, expected {expected.get(name)}"
     return "their order"
-
-
-_FLOATS = (FLOAT, FLOAT16)
-
-
-def _gather(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    data, indices = _given(inputs[0], _FLOATS), _given(inputs[1], INT64)
-    if attributes["axis"] == 0:
-        _need(checker.name(inputs[1]) == "input_ids")
-        _need(data.shape == (checker.facts.logits_size, checker.facts.hidden_size))
-        return [Declared(data.dtype, (*indices.shape, _columns(data)))]
-    _need(checker.name(inputs[1]) == "logit_rows" and data.shape[:2] == (1, "rows") and len(data.shape) == 3)
-    return [Declared(data.dtype, (1, "logit_rows", _columns(data)))]
-
-
-def _gather_blocks(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    rows, hidden = checker.facts.logits_size, checker.facts.hidden_size
-    bits, block = int(attributes["bits"]), int(attributes["block_size"])
-    _need(checker.name(inputs[1]) == "input_ids")
-    blocks = -(-hidden // block)
-    _given(inputs[0], UINT8, (rows, hidden * bits // 8))
-    scale = _given(inputs[2], _FLOATS, (rows, blocks))
-    if len(inputs) == 4:
-        _given(inputs[3], UINT8, (rows, -(-blocks * bits // 8)))
-    return [Declared(scale.dtype, (1, "rows", hidden))]
-
-
-def _cast(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    return [Declared(int(attributes["to"]), _given(inputs[0], _FLOATS).shape)]
-
-
-def _alike(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    return [_given(inputs[0], _FLOATS)]
-
-
-def _broadcast(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    first = _given(inputs[0], _FLOATS)
-    second = _given(inputs[1], first.dtype)
-    last = first.shape[-1:]
-    # The second never makes the first larger.
-    _need(second.shape in (first.shape, (*first.shape[:-1], 1), last, (1,), ()))
-    return [first]
-
-
-def _norm(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], _FLOATS)
-    _given(inputs[1], x.dtype, (_columns(x),))
-    return [x]
-
-
-def _skip_norm(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], _FLOATS)
-    _given(inputs[1], x.dtype, x.shape)
-    _given(inputs[2], x.dtype, (_columns(x),))
-    statistic = Declared(FLOAT, (*x.shape[:-1], 1))
-    return [x, statistic, statistic, x]
-
-
-def _split(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], _FLOATS)
-    _need(_columns(x) % 2 == 0)
-    return [Declared(x.dtype, (*x.shape[:-1], _columns(x) // 2))] * 2
-
-
-def _matmul(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], _FLOATS)
-    weight = _given(inputs[1], x.dtype)
-    _need(len(x.shape) == 3 and len(weight.shape) == 2 and weight.shape[0] == _columns(x))
-    return [Declared(x.dtype, (*x.shape[:-1], _columns(weight)))]
-
-
-def _matmul_blocks(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], _FLOATS)
-    outputs, block = int(attributes["N"]), int(attributes["block_size"])
-    blocks = -(-_columns(x) // block)
-    _need(_columns(x) == attributes["K"] and len(x.shape) == 3)
-    _given(inputs[1], UINT8, (outputs, blocks, block // 2))
-    _given(inputs[2], x.dtype, (outputs, blocks))
-    if len(inputs) == 4:
-        _given(inputs[3], UINT8, (outputs, -(-blocks // 2)))
-    return [Declared(x.dtype, (*x.shape[:-1], outputs))]
-
-
-def _matmul_integers(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x, weight = _given(inputs[0], UINT8), _given(inputs[1], (UINT8, INT8))
-    _need(len(x.shape) == 3 and len(weight.shape) == 2 and weight.shape[0] == _columns(x))
-    _given(inputs[2], FLOAT, ())
-    _given(inputs[3], FLOAT, (_columns(weight),))
-    _given(inputs[4], UINT8, ())
-    _given(inputs[5], weight.dtype, ())
-    return [Declared(FLOAT, (*x.shape[:-1], _columns(weight)))]
-
-
-def _quantize(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], FLOAT)
-    _given(inputs[1], FLOAT, ())
-    _given(inputs[2], UINT8, ())
-    return [Declared(UINT8, x.shape)]
-
-
-def _constant(checker: _Checker, value: Declared | None, number: int) -> None:
-    _given(value, INT64, (1,))
-    _need(checker.contents(value) == number.to_bytes(8, "little", signed=True))
-
-
-def _maximum(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], FLOAT)
-    _need(len(x.shape) == 3)
-    _constant(checker, inputs[1], -1)
-    return [Declared(FLOAT, (*x.shape[:-1], 1))]
-
-
-def _first_column(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    x = _given(inputs[0], FLOAT)
-    for value, number in zip(inputs[1:], (0, 1, -1), strict=True):
-        _constant(checker, value, number)
-    _need(len(x.shape) == 3)
-    return [Declared(FLOAT, (*x.shape[:-1], 1))]
-
-
-def _pad(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    _need([checker.name(value) for value in inputs[:2]] == ["tree_bias", "tree_bias_padding"] and inputs[2] is None)
-    _constant(checker, inputs[3], 3)
-    return [Declared(checker.float, (1, 1, "rows", "total"))]
-
-
-def _attention(checker: _Checker, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    facts, dtype = checker.facts, checker.float
-    _need((attributes["num_heads"], attributes["kv_num_heads"]) == (facts.heads, facts.kv_heads))
-    _given(inputs[0], dtype, (1, "rows", (facts.heads + 2 * facts.kv_heads) * facts.head_size))
-    _need(inputs[1] is None and inputs[2] is None)
-    prefix, _, part = checker.name(inputs[3]).rpartition(".")
-    _need(part == "key" and checker.name(inputs[4]) == f"{prefix}.value" and prefix.startswith("past_key_values."))
-    _need([checker.name(value) for value in inputs[5:7]] == ["seqlens_k", "total_sequence_length"])
-    for table in inputs[7:9]:
-        # Rows are looked up by position, which the kernel does not compare with the table's length.
-        rows, columns = _given(table, dtype).shape if len(_given(table, dtype).shape) == 2 else (0, 0)
-        _need(isinstance(rows, int) and rows > checker.positions and columns == facts.head_size // 2)
-    _need(len(inputs) == (14 if checker.quantized_cache else 11 if checker.tree else 9))
-    _need(attributes.keys().isdisjoint(_CACHE_ATTRIBUTES) != checker.quantized_cache)
-    if checker.quantized_cache:
-        _need(attributes.keys() >= _CACHE_ATTRIBUTES.keys() and inputs[11] is None)
-        for scales in inputs[12:]:
-            _given(scales, FLOAT, (1, facts.kv_heads, 1, facts.head_size))
-    if checker.tree:
-        _need(checker.name(inputs[9]) == "position_ids")
-        _given(inputs[10], dtype, (1, 1, "rows", "total"))
-    return [Declared(dtype, (1, "rows", facts.heads * facts.head_size)), checker.cache, checker.cache]
-
-
-# How keys and values are stored in 8 bits; together or not at all.
-_CACHE_ATTRIBUTES: dict[str, Sequence[int | str]] = {
-    "k_quant_type": ("PER_CHANNEL",),
-    "v_quant_type": ("PER_CHANNEL",),
-    "kv_cache_bit_width": (8,),
-}
-
-# Operators, their numbers of inputs and outputs, and the values their attributes may have.
-_RULES: dict[tuple[str, str], _Rule] = {
-    ("", "Gather"): _Rule((2,), 1, {"axis": (0, 1)}, _gather),
-    ("", "Cast"): _Rule((1,), 1, {"to": _FLOATS}, _cast),
-    ("", "Abs"): _Rule((1,), 1, {}, _alike),
-    ("", "Sigmoid"): _Rule((1,), 1, {}, _alike),
-    ("", "Add"): _Rule((2,), 1, {}, _broadcast),
-    ("", "Mul"): _Rule((2,), 1, {}, _broadcast),
-    ("", "Div"): _Rule((2,), 1, {}, _broadcast),
-    ("", "RMSNormalization"): _Rule((2,), 1, {"axis": (-1,), "epsilon": float}, _norm),
-    ("", "Split"): _Rule((1,), 2, {"axis": (-1,), "num_outputs": (2,)}, _split),
-    ("", "MatMul"): _Rule((2,), 1, {}, _matmul),
-    ("", "ReduceMax"): _Rule((2,), 1, {"keepdims": (1,)}, _maximum),
-    ("", "Slice"): _Rule((4,), 1, {}, _first_column),
-    ("", "Pad"): _Rule((4,), 1, {}, _pad),
-    (_CONTRIB, "QuantizeLinear"): _Rule((3,), 1, {}, _quantize),
-    (_CONTRIB, "MatMulIntegerToFloat"): _Rule((6,), 1, {}, _matmul_integers),
-    (_CONTRIB, "SkipSimplifiedLayerNormalization"): _Rule((3,), 4, {"epsilon": float}, _skip_norm),
-    (_CONTRIB, "MatMulNBits"): _Rule(
-        (3, 4),
-        1,
-        {"K": int, "N": int, "bits": (4,), "block_size": _BLOCK_SIZES, "accuracy_level": (4,)},
-        _matmul_blocks,
-        optional=("accuracy_level",),
-    ),
-    (_CONTRIB, "GatherBlockQuantized"): _Rule(
-        (3, 4),
-        1,
-        {"bits": (4, 8), "block_size": _BLOCK_SIZES, "gather_axis": (0,), "quantize_axis": (1,)},
-        _gather_blocks,
-    ),
-    (_CONTRIB, "GroupQueryAttention"): _Rule(
-        (9, 11, 14),
-        3,
-        {"num_heads": int, "kv_num_heads": int, "do_rotary": (1,), **_CACHE_ATTRIBUTES},
-        _attention,
-        optional=tuple(_CACHE_ATTRIBUTES),
-    ),
-}

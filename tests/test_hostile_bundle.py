@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import edge_spec
+from edge_spec import graph_check
 from edge_spec.bundle import MANIFEST, open_bundle, read_manifest
 from edge_spec.errors import BundleError, EdgeSpecError, MemoryBudgetError
 from edge_spec.graph_check import check_graph
@@ -216,6 +217,16 @@ def _with_node(model: onnx.ModelProto, kind: str, domain: str = "") -> None:
 def test_a_graph_that_the_exporter_would_never_write_is_refused(bundle: Path, change: Change, reason: str) -> None:
     edit_graph(bundle, change)
     with pytest.raises(BundleError, match=f"is no graph this edge-spec runs: .*{reason}"):
+        load(bundle)
+
+
+def test_what_a_call_holds_at_once_is_bounded(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 64 rows: logits of 300 columns, and attention's q, k and v of 512 beside the residual stream of 256.
+    largest = 64 * 4 * (512 + 256 + 256 + 300)
+    monkeypatch.setattr(graph_check, "_LARGEST_WORKSPACE", 4 * largest)
+    load(bundle)
+    monkeypatch.setattr(graph_check, "_LARGEST_WORKSPACE", largest // 4)
+    with pytest.raises(BundleError, match="hold more than .* bytes at once"):
         load(bundle)
 
 
