@@ -66,7 +66,7 @@ class Report:
         fates: how many requests met which end.
         tokens: tokens compared with the reference.
         wrong: descriptions of answers that differ from it.
-        memory_bytes: proportional set size after the first requests and at the end.
+        memory_bytes: resident set size after the first requests and at the end.
     """
 
     fates: Counter[str] = field(default_factory=Counter)
@@ -177,7 +177,7 @@ class Soak:
             with self._lock:
                 self._progress = time.monotonic()
                 if number % every == 0:
-                    self.report.memory_bytes.append(proportional_set_size())
+                    self.report.memory_bytes.append(resident_set_size())
                     if show is not None:
                         show(number)
         for session in sessions:
@@ -251,12 +251,12 @@ def _processor(step: int, raises: bool) -> Callable[[Sequence[int], Any], Any]:
     return process
 
 
-def proportional_set_size() -> int:
-    """Bytes of this process, shared pages in proportion."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+def resident_set_size() -> int:
+    """Bytes of this process in memory. Not in proportion to who shares them, since others come and go."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10
-    raise OSError("the kernel does not tell the proportional set size")
+    raise OSError("the kernel does not tell the resident set size")
 
 
 def main() -> int:

@@ -129,8 +129,6 @@ def _run(arguments: argparse.Namespace) -> int:
     with measuring() as progress:
         engine = edge_spec.load(arguments.bundle, **options, progress=progress)
     with engine:
-        for loss in engine.plan.given_up:
-            print(f"edge-spec: short of memory: {loss}", file=sys.stderr)
         has_template = CHAT_TEMPLATE in engine.manifest.files
         if arguments.system is not None and (arguments.raw or not has_template):
             why = "--raw leaves it out" if has_template else "this bundle has none"

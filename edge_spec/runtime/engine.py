@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ from edge_spec.runtime.statistics import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_LOG = logging.getLogger(__name__)
 
 # Beyond the number of cores, threads only wait for each other; thousands would seem to hang.
 MOST_THREADS = 256
@@ -159,6 +162,8 @@ class Engine:
         self.plan = plan_memory(
             self.manifest, budget, context, conversations, cache_types(self.manifest), read_profile(self.manifest)
         )
+        for loss in self.plan.given_up:
+            _LOG.warning("short of memory: %s", loss)
         configuration = self.plan.configuration
         pair = load_pair(bundle, providers, configuration, threads, exactness, calibration, progress)
         self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration

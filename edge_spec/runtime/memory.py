@@ -12,7 +12,7 @@ from edge_spec.errors import MemoryBudgetError, RequestError
 from edge_spec.runtime.configuration import WIDEST, Configuration
 from edge_spec.runtime.memory_law import MemoryItem, memory_items
 from edge_spec.runtime.memory_profile import MemoryProfile
-from edge_spec.runtime.memory_table import describe_plan
+from edge_spec.runtime.memory_table import describe_loss, describe_plan
 
 # Tokens of context where the caller does not say: the cache of a long one would not fit a small device.
 DEFAULT_CONTEXT = 4096
@@ -42,6 +42,9 @@ class GivenUp:
     wished: Any
     planned: Any
     missing_bytes: int
+
+    def __str__(self) -> str:
+        return describe_loss(self)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def describe_plan(plan: MemoryPlan) -> str:
             )
     lines += [f"  {'peak':<{_LABEL}}{size_text(plan.total_bytes):>{_SIZE}} 100%", "", describe_configuration(plan)]
     if plan.given_up:
-        lines += ["", "given up, the least missed first:", *map(_given_up, plan.given_up)]
+        lines += ["", "given up, the least missed first:", *(f"  {loss}" for loss in plan.given_up)]
     if plan.next_larger is not None:
         back = ", ".join(_brought(plan.configuration, plan.next_larger.configuration))
         lines += ["", f"a budget of {size_text(plan.next_larger.budget_bytes)} would bring: {back}"]
@@ -74,13 +74,14 @@ def _summary(plan: MemoryPlan) -> str:
     return f"{total} at the peak, of a budget of {budget}"
 
 
-def _given_up(given_up: GivenUp) -> str:
+def describe_loss(given_up: GivenUp) -> str:
+    """Return what was given up, what the budget lacks for it, and what that means for the text, in one line."""
     missing = (
         f"lacks {size_text(given_up.missing_bytes)}" if given_up.missing_bytes else "lacks what is listed below it"
     )
     remark = f"; {_REMARKS[given_up.what]}" if given_up.what in _REMARKS else ""
     change = "" if given_up.what == "draft" else f" {_value(given_up.wished)} -> {_value(given_up.planned)}"
-    return f"  {_WORDS[given_up.what]}{change}: the budget {missing}{remark}"
+    return f"{_WORDS[given_up.what]}{change}: the budget {missing}{remark}"
 
 
 def _brought(now: Configuration, then: Configuration) -> Iterator[str]:
