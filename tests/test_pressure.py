@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,7 @@ def test_the_text_stays_whatever_is_given_up_and_comes_back(
         with engine.session() as session:
             expected = session.generate(PROMPT, max_new_tokens=60, **options).token_ids
         engine.generate([1, 2, 3], max_new_tokens=1)
+        draft = weakref.ref(engine._drafters["model"]._read._model)  # type: ignore[attr-defined]
         with engine.session() as session:
             tokens: list[int] = []
             completion = None
@@ -174,6 +176,7 @@ def test_the_text_stays_whatever_is_given_up_and_comes_back(
         events = [(event.action, event.part) for event in completion.statistics.memory_events]
         shed = [part for action, part in events if action == "shed"]
         assert shed == ["n-gram table", "caches of idle conversations", "draft model"]
+        assert draft() is None, "somebody keeps the model that was given up"
         admitted = [part for action, part in events if action == "admitted"]
         assert admitted == ["draft model", "n-gram table"]
         origins = completion.statistics.accepted_by_drafter

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,32 @@ def test_a_closed_session_is_refused_and_its_cache_is_gone(engine: Engine) -> No
     assert engine._caches.memory_bytes < held
     with pytest.raises(RequestError, match="This session is closed"):
         session.generate(PROMPT)
+
+
+def test_a_session_closed_while_it_answers_goes_when_the_answer_ends(
+    engine: Engine, reference: Callable[..., tuple[int, ...]]
+) -> None:
+    with engine.session() as session:
+        stream = session.stream(PROMPT, max_new_tokens=20)
+        late = session.stream(PROMPT)
+        next(stream)
+    *_, last = stream
+    assert last.completion is not None
+    assert last.completion.token_ids == reference(PROMPT, max_new_tokens=20)
+    assert engine._caches.memory_bytes == sum(text.cache.memory_bytes for text in engine._caches._texts)
+    assert session.cached_tokens == 0
+    with pytest.raises(RequestError, match="This session is closed"):
+        next(late)
+
+
+def test_closing_an_engine_frees_both_models(tiny_bundle: Bundles) -> None:
+    own = edge_spec.load(tiny_bundle(**PAIR))
+    own.generate(PROMPT, max_new_tokens=4)
+    models = [weakref.ref(own._target), weakref.ref(own._drafters["model"]._read._model)]  # type: ignore[attr-defined]
+    assert all(model() is not None for model in models)
+    own.close()
+    gc.collect()
+    assert all(model() is None for model in models)
 
 
 def test_an_option_that_does_not_exist_is_refused(engine: Engine) -> None:

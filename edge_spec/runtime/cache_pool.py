@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import RLock
 
+from edge_spec.errors import RequestError
 from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.model import Model
 
@@ -44,6 +46,8 @@ class CachePool:
 
     What is evicted is not lost: the text is known to whoever continues it, and read again. Keys and values do not
     depend on how a text was divided into calls, so it goes on as if nothing had happened (docs/exactness.md).
+
+    One text at a time is in use; any thread may add and remove others meanwhile.
     """
 
     def __init__(self, model: Model, slots: int) -> None:
@@ -56,49 +60,73 @@ class CachePool:
         self._model = model
         self._slots = slots
         self._texts: list[CachedText] = []  # those used last come last
+        self._in_use: CachedText | None = None
+        self._lock = RLock()
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of all caches now."""
-        return sum(text.cache.memory_bytes for text in self._texts)
+        with self._lock:
+            return sum(text.cache.memory_bytes for text in self._texts)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the caches of all texts but that in use."""
+        with self._lock:
+            return sum(text.cache.memory_bytes for text in self._texts if text is not self._in_use)
 
     def add(self) -> CachedText:
         """An empty text."""
         text = CachedText(self._model.new_cache())
-        self._texts.insert(0, text)
+        with self._lock:
+            self._texts.insert(0, text)
         return text
 
     def remove(self, text: CachedText) -> None:
-        """Forget a text. Doing so twice does no harm."""
-        if text in self._texts:
-            self._texts.remove(text)
-            self._evict(text)
+        """Forget a text, once it is no longer in use. Doing so twice does no harm."""
+        with self._lock:
+            if text in self._texts:
+                self._texts.remove(text)
+            if text is not self._in_use:
+                self._evict(text)
 
     def clear(self) -> None:
         """Forget all texts."""
-        while self._texts:
-            self._evict(self._texts.pop())
+        with self._lock:
+            while self._texts:
+                self._evict(self._texts.pop())
 
     def use(self, text: CachedText, length: int) -> None:
-        """Make a text the model's current one, with room to grow to ``length`` tokens."""
-        self._texts.remove(text)
-        self._texts.append(text)
-        self._model.use(text.cache)
-        wanted = max(text.cache.capacity, text.cache.slots_for(length))
-        others = self._texts[:-1]
-        while others and wanted + sum(other.cache.capacity for other in others) > self._slots:
-            self._evict(others.pop(0))
+        """Make a text the model's current one, with room to grow to ``length`` tokens, until :meth:`leave`.
 
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes of the caches of all texts but the current one."""
-        return sum(text.cache.memory_bytes for text in self._texts if text.cache is not self._model.cache)
+        Raises:
+            RequestError: it was removed.
+        """
+        with self._lock:
+            if text not in self._texts:
+                raise RequestError("This session is closed; begin another one with engine.session().")
+            self._texts.remove(text)
+            self._texts.append(text)
+            self._in_use = text
+            self._model.use(text.cache)
+            wanted = max(text.cache.capacity, text.cache.slots_for(length))
+            others = self._texts[:-1]
+            while others and wanted + sum(other.cache.capacity for other in others) > self._slots:
+                self._evict(others.pop(0))
+
+    def leave(self, text: CachedText) -> None:
+        """End a text's use; its cache stays, unless it was removed meanwhile."""
+        with self._lock:
+            self._in_use = None
+            if text not in self._texts:
+                self._evict(text)
 
     def evict_idle(self) -> None:
-        """Take the caches of all texts but the current one."""
-        for text in self._texts:
-            if text.cache is not self._model.cache:
-                self._evict(text)
+        """Take the caches of all texts but that in use."""
+        with self._lock:
+            for text in self._texts:
+                if text is not self._in_use:
+                    self._evict(text)
 
     def _evict(self, text: CachedText) -> None:
         self._model.shrink(text.cache)

@@ -36,12 +36,12 @@ from edge_spec.runtime.memory_budget import MemoryBudget, budget_bytes
 from edge_spec.runtime.memory_profile import read_profile
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
-from edge_spec.runtime.pressure import MemoryPressure, Sheddable, usual_reserve
+from edge_spec.runtime.pressure import MemoryPressure, usual_reserve
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.request import Request, RequestReader, checked_count
 from edge_spec.runtime.session import Session
-from edge_spec.runtime.shedding import draft_model, draft_window, idle_conversations, ngram_table
+from edge_spec.runtime.shedding import sheddable_parts
 from edge_spec.runtime.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -178,8 +178,17 @@ class Engine:
         free = (self._suffix, RecyclingDrafter())
         self._drafters = DrafterPool(self.calibration, self.manifest.vocab_size, free, (LookupDrafter(),), model, clock)
         self._caches = CachePool(self._target, configuration.conversations * self._target.cache.limit)
+        parts = sheddable_parts(
+            self._suffix,
+            lambda: _open_ngrams(None, self.manifest),
+            self._caches,
+            model,
+            self._drafters,
+            pair,
+            self.plan,
+        )
         self._pressure = MemoryPressure(
-            self._sheddable(model, pair.draft_load_seconds),
+            parts,
             available,
             usual_reserve(total_memory()) if memory_reserve is None else memory_reserve,
             give_back,
@@ -335,7 +344,7 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._caches.clear()
-            del self._target, self._drafters, self._requests, self._caches
+            del self._target, self._drafters, self._requests, self._caches, self._suffix, self._pressure
 
     def __enter__(self) -> Engine:
         """Return the engine itself."""
@@ -396,27 +405,13 @@ class Engine:
                     exact = request.defer or self.exactness == "distribution"
                     text.end(context.tokens if exact else context.tokens[:prompt_length])
                     self._drafters.rollback(len(context.tokens))
+                    self._caches.leave(text)
         assert last is not None  # every generation ends with one
         yield last  # whoever stops reading here leaves the engine free
 
-    def _sheddable(self, model: ModelDrafter | None, draft_load_seconds: float) -> list[Sheddable]:
-        """What to give up while memory is short, in this order."""
-        tokenizer, vocab_size = self.manifest.files[TOKENIZER].sha256, self.manifest.vocab_size
-        parts = [ngram_table(self._suffix, lambda: NgramTable(tokenizer, vocab_size)), idle_conversations(self._caches)]
-        if model is None:
-            return parts
-
-        def saved_seconds(tokens: int) -> float:
-            past = self._target.cache.length
-            return tokens * self.calibration.costs.verify(1, past) * self._drafters.worth_of_model(past)
-
-        weights = next(item.bytes for item in self.plan.items if item.name == "draft weights")
-        return [*parts, draft_window(model), draft_model(model, weights, draft_load_seconds, saved_seconds)]
-
     def _forget(self, text: CachedText) -> None:
         if not self._closed:
-            with self._admission.turn():
-                self._caches.remove(text)
+            self._caches.remove(text)
 
     def _require_open(self) -> None:
         if self._closed:

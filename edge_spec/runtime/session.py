@@ -65,7 +65,7 @@ class Session:
         return self._stream(self._text, prompt_or_messages, options)
 
     def close(self) -> None:
-        """Give its cache back; closing twice does no harm. Waits for a request of another thread to end."""
+        """Give its cache back, once an answer that is being written has ended. Closing twice does no harm."""
         if not self._closed:
             self._closed = True
             self._forget(self._text)

@@ -5,13 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edge_spec.runtime.cache_pool import CachePool
+from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
+from edge_spec.runtime.loaded_pair import LoadedPair
+from edge_spec.runtime.memory import MemoryPlan
 from edge_spec.runtime.pressure import Sheddable
 
 # A draft's cache under pressure: enough for its sinks and for what its next tokens depend on most.
 NARROW_WINDOW = 256
+
+
+def sheddable_parts(
+    suffix: SuffixDrafter,
+    new_table: Callable[[], NgramTable],
+    caches: CachePool,
+    model: ModelDrafter | None,
+    drafters: DrafterPool,
+    pair: LoadedPair,
+    plan: MemoryPlan,
+) -> list[Sheddable]:
+    """All there is to give up, in order.
+
+    Args:
+        suffix: the drafter with the table of n-grams.
+        new_table: makes an empty one.
+        caches: the target's caches.
+        model: the draft model's drafter; ``None`` if there is none.
+        drafters: know what drafting with it is worth.
+        pair: knows what calls of the target and loading the draft take.
+        plan: knows how large its weights are.
+    """
+    parts = [ngram_table(suffix, new_table), idle_conversations(caches)]
+    if model is None:
+        return parts
+
+    # Not the pair: it would keep the draft in memory.
+    target, costs = pair.target, pair.calibration.costs
+
+    def saved_seconds(tokens: int) -> float:
+        past = target.cache.length
+        return tokens * costs.verify(1, past) * drafters.worth_of_model(past)
+
+    weights = sum(item.bytes for item in plan.items if item.name == "draft weights")
+    return [*parts, draft_window(model), draft_model(model, weights, pair.draft_load_seconds, saved_seconds)]
 
 
 def ngram_table(suffix: SuffixDrafter, new_table: Callable[[], NgramTable]) -> Sheddable:
