@@ -17,7 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -130,6 +130,25 @@ def field(file: str, name: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 
 
+class WidestDrafter:
+    """Proposes as many tokens as a round may have, whatever they are worth."""
+
+    name = "widest"
+    memory_bytes = 0
+
+    def propose(self, context: Any, budget: Any, prefix: Sequence[int] = ()) -> Any:
+        """The text's last token again and again."""
+        from edge_spec import Proposal
+
+        return Proposal((context.tokens[-1],) * budget.tokens)
+
+    def observe(self, outcome: Any) -> None:
+        """Nothing to learn."""
+
+    def rollback(self, length: int) -> None:
+        """Nothing to forget."""
+
+
 def generate(bundle: Path, limits: dict[str, Any]) -> None:
     """In the limited process: load as planned, and generate to the end of the context."""
     import edge_spec
@@ -137,19 +156,27 @@ def generate(bundle: Path, limits: dict[str, Any]) -> None:
     budget, context = limits["budget"], limits["context"]
     with edge_spec.load(bundle, memory_budget=budget, context=context) as engine:
         planned = engine.plan.configuration
+        engine.add_drafter(WidestDrafter())
         texts = (TEXT.format(hour=1 + index % 12, place=PLACES[index % 7]) for index in range(planned.context // 20))
-        prompt = engine._tokenizer.encode("".join(texts))
+        text = engine._tokenizer.encode("".join(texts))
         room = min(GENERATED, planned.context // 2)
-        prompt = prompt[: planned.context - room]
-        # A first answer with the widest proposals, then the text goes on to its end with the draft model.
-        options: dict[str, Any] = {"banned_token_ids": list(engine.manifest.eos_token_ids)}
-        first = engine.generate(
-            prompt, max_new_tokens=room // 2, speculation="suffix", max_draft=planned.widest, temperature=0.3, **options
-        )
-        prompt = [*prompt, *first.token_ids]
-        drafter = {"speculation": "model", "max_draft": min(4, planned.widest)} if planned.draft else {}
-        last = engine.generate(prompt, max_new_tokens=planned.context - len(prompt), **drafter, **options)
-    print(json.dumps({"prompt": len(prompt), "answer": len(last.token_ids), "drafted": first.statistics.drafted}))
+        text = text[: planned.context - room]
+        prompt = len(text)
+        options: dict[str, Any] = {"banned_token_ids": list(engine.manifest.eos_token_ids), "temperature": 0.3}
+        # The widest proposals first, then trees, and to the end with the draft model or whoever is worth it.
+        ways: list[dict[str, Any]] = [
+            {"speculation": "widest", "max_draft": planned.widest},
+            {"speculation": "composite", "max_draft": planned.widest},
+            {"speculation": "model", "max_draft": min(4, planned.widest)} if planned.draft else {"speculation": "auto"},
+        ]
+        drafted = []
+        for number, way in enumerate(ways):
+            left = planned.context - len(text)
+            new_tokens = left if number == len(ways) - 1 else max(2, room // 4)
+            answer = engine.generate(text, max_new_tokens=new_tokens, **way, **options)
+            text += answer.token_ids
+            drafted.append(answer.statistics.drafted)
+    print(json.dumps({"prompt": prompt, "answer": len(text) - prompt, "drafted": drafted}))
 
 
 def print_row(row: dict[str, Any]) -> None:

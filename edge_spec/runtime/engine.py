@@ -406,6 +406,7 @@ class Engine:
                     text.end(context.tokens if exact else context.tokens[:prompt_length])
                     self._drafters.rollback(len(context.tokens))
                     self._caches.leave(text)
+                    give_back()
         assert last is not None  # every generation ends with one
         yield last  # whoever stops reading here leaves the engine free
 

@@ -13,6 +13,8 @@ from edge_spec.runtime.heap import give_back
 
 # Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
 _STEP = 256
+# Bytes of old buffers that may lie about while a cache moves.
+_GIVEN_BACK_AT = 4 << 20
 # A long cache grows by this share of itself, so that all copying together stays in proportion to its length.
 _GROWTH = 8
 
@@ -141,6 +143,7 @@ class KVCache:
         """Move the tokens into buffers of another size, one by one: both sizes at once might not fit the memory."""
         shape = [1, self._facts.kv_heads, capacity, self._facts.head_size]
         self.version += 1
+        freed = 0
         try:
             for name in self._names:
                 # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
@@ -148,8 +151,12 @@ class KVCache:
                 if self.length:
                     value.numpy()[:, :, : self.length] = self._buffers[name].numpy()[:, :, : self.length]
                 self._buffers[name] = value
+                freed += self.bytes_of(self.capacity) // len(self._names)
+                if freed >= _GIVEN_BACK_AT:  # the old buffers are too small to be used again
+                    give_back()
+                    freed = 0
         except BaseException:  # a layer's keys and values must never differ in size
             self.shrink()
             raise
         self.capacity = capacity
-        give_back()  # the old buffers are too small to be used again
+        give_back()
