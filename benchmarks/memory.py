@@ -130,17 +130,21 @@ def field(file: str, name: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 
 
-class WidestDrafter:
-    """Proposes as many tokens as a round may have, whatever they are worth."""
+class KnownAnswer:
+    """Proposes what the target is known to say, as much of it as a round may have: every row is then needed."""
 
-    name = "widest"
+    name = "known"
     memory_bytes = 0
 
+    def __init__(self, text: list[int]) -> None:
+        self._text = text
+
     def propose(self, context: Any, budget: Any, prefix: Sequence[int] = ()) -> Any:
-        """The text's last token again and again."""
+        """The next tokens of the text."""
         from edge_spec import Proposal
 
-        return Proposal((context.tokens[-1],) * budget.tokens)
+        start = len(context.tokens) + len(prefix)
+        return Proposal(tuple(self._text[start : start + budget.tokens]))
 
     def observe(self, outcome: Any) -> None:
         """Nothing to learn."""
@@ -156,27 +160,24 @@ def generate(bundle: Path, limits: dict[str, Any]) -> None:
     budget, context = limits["budget"], limits["context"]
     with edge_spec.load(bundle, memory_budget=budget, context=context) as engine:
         planned = engine.plan.configuration
-        engine.add_drafter(WidestDrafter())
         texts = (TEXT.format(hour=1 + index % 12, place=PLACES[index % 7]) for index in range(planned.context // 20))
-        text = engine._tokenizer.encode("".join(texts))
-        room = min(GENERATED, planned.context // 2)
-        text = text[: planned.context - room]
-        prompt = len(text)
-        options: dict[str, Any] = {"banned_token_ids": list(engine.manifest.eos_token_ids), "temperature": 0.3}
-        # The widest proposals first, then trees, and to the end with the draft model or whoever is worth it.
-        ways: list[dict[str, Any]] = [
-            {"speculation": "widest", "max_draft": planned.widest},
-            {"speculation": "composite", "max_draft": planned.widest},
-            {"speculation": "model", "max_draft": min(4, planned.widest)} if planned.draft else {"speculation": "auto"},
-        ]
-        drafted = []
-        for number, way in enumerate(ways):
-            left = planned.context - len(text)
-            new_tokens = left if number == len(ways) - 1 else max(2, room // 4)
-            answer = engine.generate(text, max_new_tokens=new_tokens, **way, **options)
-            text += answer.token_ids
-            drafted.append(answer.statistics.drafted)
-    print(json.dumps({"prompt": prompt, "answer": len(text) - prompt, "drafted": drafted}))
+        prompt = engine._tokenizer.encode("".join(texts))
+        prompt = prompt[: planned.context - min(GENERATED, planned.context // 2)]
+        # A penalty, so that logits, what it makes of them, and what is sampled from are there at once.
+        options: dict[str, Any] = {
+            "max_new_tokens": planned.context - len(prompt),
+            "banned_token_ids": list(engine.manifest.eos_token_ids),
+            "temperature": 0.3,
+            "seed": 1,
+            "repetition_penalty": 1.05,
+        }
+        # With the draft model, or whoever is worth it; then the same text in the widest proposals.
+        drafter = {"speculation": "model", "max_draft": min(4, planned.widest)} if planned.draft else {}
+        first = engine.generate(prompt, **drafter, **options)
+        engine.add_drafter(KnownAnswer([*prompt, *first.token_ids]))
+        second = engine.generate(prompt, speculation="known", max_draft=planned.widest, **options)
+    accepted = second.statistics.accepted
+    print(json.dumps({"prompt": len(prompt), "answer": len(first.token_ids), "accepted": accepted}))
 
 
 def print_row(row: dict[str, Any]) -> None:
