@@ -25,6 +25,7 @@ from typing import Any
 
 from edge_spec.bundle import read_manifest
 from edge_spec.byte_size import parse_size, size_text
+from edge_spec.runtime.int8_cache import cache_types
 from edge_spec.runtime.memory import closest_plan, plan_memory
 from edge_spec.runtime.memory_profile import read_profile
 
@@ -59,7 +60,7 @@ def main() -> None:
     budgets = budgets or default_budgets(manifest, arguments.context, profile)
     rows = []
     for budget in budgets:
-        plan = plan_memory(manifest, budget, arguments.context, profile=profile)
+        plan = plan_memory(manifest, budget, arguments.context, kv_types=cache_types(manifest), profile=profile)
         measured = measure(arguments.bundle, budget, arguments.context, arguments.profile)
         rows.append({"budget_bytes": budget, "plan": plan.to_json(), **measured})
         if not arguments.json:
@@ -72,9 +73,13 @@ def main() -> None:
 
 def default_budgets(manifest: Any, context: int | None, profile: Any) -> list[int]:
     """The least that fits, and then every time what the next better plan needs, up to five of them evenly spread."""
-    plan = closest_plan(manifest, 1, context, profile=profile)
+    kv_types = cache_types(manifest)
+    plan = closest_plan(manifest, 1, context, kv_types=kv_types, profile=profile)
     budgets = [plan.total_bytes]
-    while (plan := closest_plan(manifest, budgets[-1], context, profile=profile)).next_larger is not None:
+    while True:
+        plan = closest_plan(manifest, budgets[-1], context, kv_types=kv_types, profile=profile)
+        if plan.next_larger is None:
+            break
         budgets.append(plan.next_larger.budget_bytes)
     return [budgets[round(index * (len(budgets) - 1) / 4)] for index in range(5)] if len(budgets) > 5 else budgets
 
@@ -189,7 +194,7 @@ def print_row(row: dict[str, Any]) -> None:
         f"budget {size_text(row['budget_bytes']):>9}  planned {size_text(total):>9}  "
         f"PSS {size_text(row['peak_pss_bytes']):>9} ({row['peak_pss_bytes'] / total:.3f})  "
         f"RSS {size_text(row['peak_rss_bytes']):>9} ({row['peak_rss_bytes'] / total:.3f})  "
-        f"context {has['context']}, {draft}, widest {has['widest']}  {outcome} {row['tokens']}",
+        f"context {has['context']} in {has['target_kv']}, {draft}, widest {has['widest']}  {outcome} {row['tokens']}",
         flush=True,
     )
 
