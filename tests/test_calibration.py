@@ -321,7 +321,7 @@ def test_an_engine_measures_once_for_each_setting(
     assert len(measured) == 4
     edge_spec.load(path, threads=1, calibration="fresh").close()
     assert len(measured) == 5
-    assert len(list(folder.iterdir())) == 4
+    assert len(list(calibrations(folder))) == 4
 
 
 def test_an_engine_takes_a_calibration_that_it_is_given(
@@ -331,9 +331,14 @@ def test_an_engine_takes_a_calibration_that_it_is_given(
         assert engine.calibration.to_dict() == CALIBRATION.to_dict()
         assert engine.calibration.costs is not CALIBRATION.costs  # which learn, and belong to one engine
     assert not measured
-    assert not folder.exists()
+    assert not list(calibrations(folder))
     with pytest.raises(RequestError, match="calibration is 'stale', expected"):
         edge_spec.load(tiny_bundle(), calibration="stale")  # type: ignore[arg-type]
+
+
+def calibrations(folder: Path) -> list[Path]:
+    """What lies beside the notes on what loading took."""
+    return [file for file in folder.glob("*.json") if not file.name.startswith("memory-")]
 
 
 def tiny_pair(path: Path) -> tuple[Model, Model, list[int]]:

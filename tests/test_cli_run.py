@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -241,11 +240,15 @@ def test_system_message_and_raw_exclude_each_other(chat_pair: Path, capsys: pyte
 
 
 def test_ctrl_c_ends_a_running_answer_without_a_traceback(plain_pair: Path) -> None:
-    command = [sys.executable, "-c", "import sys; from edge_spec.cli import main; sys.exit(main())"]
-    # No end-of-text token, and no end for a long time.
+    # A terminal so slow that the answer is still coming when the signal does.
+    script = (
+        "import builtins, sys, time; show = print\n"
+        "builtins.print = lambda *text, **how: (show(*text, **how), time.sleep(0.05))\n"
+        "from edge_spec.cli import main; sys.exit(main())"
+    )
     options = ["run", str(plain_pair), "hi", "--max-new-tokens", "400", "--speculation", "off", "--threads", "1"]
-    slow = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=slow) as process:
+    command = [sys.executable, "-c", script, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)

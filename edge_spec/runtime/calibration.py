@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_spec.runtime.call_timer import CallTimer, Clock
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
@@ -32,6 +33,8 @@ _FAR_PAST, _LEAST_FAR_PAST = 1024, 128
 _FAR_ROWS = (1, 8)
 
 _TEXT_TOKENS = 16
+# Rows of the draft's logits that are compared at once; they take memory.
+COMPARED_ROWS = 8
 # Turns are taken until so many seconds have passed. The target takes two in any case, the second one cut short.
 _ENOUGH_SECONDS = 1.0
 _FEWEST_TURNS, _MOST_TURNS = 2, 3
@@ -151,20 +154,26 @@ def _measure_target(
 
 
 def _compare(draft: Model, text: Sequence[int], start: int) -> tuple[tuple[float, bool], ...]:
-    """Let the draft model read ``text`` at once and compare its guesses for the tokens from ``start`` on."""
+    """Let the draft model read ``text`` and compare its guesses for the tokens from ``start`` on."""
     draft.cache.rollback(0)
     if len(text) <= start:
         draft.prefill(text)
         return ()
+    draft.prefill(text[: start - 1])
     pairs = []
-    for row, token in zip(draft.forward(text[:-1], range(start - 1, len(text) - 1)), text[start:], strict=True):
-        highest = float(row.max())
-        if not np.isfinite(highest):  # a draft that breaks down is never right
-            pairs.append((0.0, False))
-            continue
-        probability = 1.0 / float(np.exp(row - highest).sum())
-        pairs.append((probability, int(row.argmax()) == token))
+    for first in range(start, len(text), COMPARED_ROWS):
+        told = text[first : first + COMPARED_ROWS]
+        rows = draft.forward(text[first - 1 : first - 1 + len(told)], range(len(told)))
+        pairs += [_compared(row, token) for row, token in zip(rows, told, strict=True)]
     return tuple(pairs)
+
+
+def _compared(row: NDArray[np.float32], token: int) -> tuple[float, bool]:
+    """The probability of the likeliest token of a row of logits, float32 [vocab], and whether that is ``token``."""
+    highest = float(row.max())
+    if not np.isfinite(highest):  # a draft that breaks down is never right
+        return 0.0, False
+    return 1.0 / float(np.exp(row - highest).sum()), int(row.argmax()) == token
 
 
 def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:

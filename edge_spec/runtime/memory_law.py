@@ -9,6 +9,7 @@ from math import ceil, exp
 from typing import Literal
 
 from edge_spec.bundle import TOKENIZER, CacheType, Manifest, ModelRecord
+from edge_spec.runtime.calibration import COMPARED_ROWS
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
@@ -42,8 +43,6 @@ _MLP_COLUMNS, _HIDDEN_COLUMNS = 3.6, 8.0
 _W8A8_LOGITS = 2.05
 # Rows as the target leaves them, as a request's penalties and masks do, and as the laws that tokens are sampled from.
 _TARGET_LOGITS = 3
-# Rows of the draft's logits: calibration compares its guesses for so many tokens at once.
-_DRAFT_LOGITS = 32
 
 # Bytes of the suffix drafter for each token of the text, with 3 states for 2 tokens; lists of tokens are in there.
 _SUFFIX_TOKEN = 560
@@ -140,7 +139,7 @@ def memory_items(
             MemoryItem("draft weights", draft_weights.resident, _basis(measured.draft_weights)),
             MemoryItem("draft KV cache", draft_kv_bytes(manifest, configuration), "exact"),
         ]
-        logits += _DRAFT_LOGITS * draft.architecture.logits_size * 4
+        logits += COMPARED_ROWS * draft.architecture.logits_size * 4
         workspace += _workspace(draft, configuration.draft_window, 1, on_gpu)
     sessions = 1 if draft is None else 2
     provider = MemoryItem("provider", sessions * _SESSION + (_CUDA if on_gpu else 0), "law")
