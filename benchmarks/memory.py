@@ -30,7 +30,7 @@ from edge_spec.runtime.memory import closest_plan, plan_memory
 from edge_spec.runtime.memory_profile import read_profile
 
 GROUPS = Path("/sys/fs/cgroup")
-INTERVAL = 0.02
+INTERVAL = 0.1
 
 # Repeats itself, so that proposals are as wide as they may be.
 TEXT = (
