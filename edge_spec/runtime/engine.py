@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -180,7 +181,7 @@ class Engine:
         self._caches = CachePool(self._target, configuration.conversations * self._target.cache.limit)
         parts = sheddable_parts(
             self._suffix,
-            lambda: _open_ngrams(None, self.manifest),
+            partial(_open_ngrams, None, self.manifest),  # not the engine: what it holds must not hold it
             self._caches,
             model,
             self._drafters,
@@ -233,8 +234,8 @@ class Engine:
             RequestError: the engine is generating for this thread, or closed.
             BundleError: the file cannot be written; an older one is then still there.
         """
-        self._require_open()
         with self._admission.turn():
+            self._require_open()
             self._drafters.rollback(0)  # makes the last text known
             if self._suffix.table is None:
                 raise RequestError("What was learned from other texts had to be given up, since memory is short.")
@@ -340,11 +341,15 @@ class Engine:
         return Session(self._caches.add(), self._stream, self._forget)
 
     def close(self) -> None:
-        """Free the models; the engine cannot generate any more. Closing twice does no harm."""
+        """Free the models, or let go of them where another thread is generating, which then gets an error.
+
+        The engine cannot generate any more. Closing twice does no harm.
+        """
         if not self._closed:
             self._closed = True
             self._caches.clear()
             del self._target, self._drafters, self._requests, self._caches, self._suffix, self._pressure
+            give_back()
 
     def __enter__(self) -> Engine:
         """Return the engine itself."""
@@ -360,8 +365,8 @@ class Engine:
         self, text: CachedText, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]
     ) -> Iterator[Chunk]:
         """Check a request, and begin to answer it once somebody reads the answer."""
-        self._require_open()
         self._admission.require_no_turn()
+        self._require_open()
         return self._answer(text, self._requests.read(prompt, options))
 
     def _answer(self, text: CachedText, request: Request) -> Iterator[Chunk]:
@@ -380,32 +385,35 @@ class Engine:
         statistics = Statistics(prompt_length, None if context.sampling.greedy else context.sampling.seed)
         last = None
 
-        def between_rounds() -> None:
-            self._require_open()
-            length = len(context.tokens)
-            remaining = prompt_length + output.limit - length
-            statistics.memory_events.extend(self._pressure.check(length, remaining))
-
         with self._admission.turn(lambda: self._closed or _has_ended(output)) as admitted:
             self._require_open()
+            # Whoever closes the engine meanwhile takes them from it, and not from this answer.
+            target, drafters, caches, pressure = self._target, self._drafters, self._caches, self._pressure
+
+            def between_rounds() -> None:
+                self._require_open()
+                length = len(context.tokens)
+                remaining = prompt_length + output.limit - length
+                statistics.memory_events.extend(pressure.check(length, remaining))
+
             statistics.waiting_seconds = self._clock() - started
             if admitted:
-                self._caches.use(text, prompt_length + output.limit)
+                caches.use(text, prompt_length + output.limit)
                 statistics.reused_tokens = text.begin(context.tokens)
-                self._drafters.rollback(0)
+                drafters.rollback(0)
             try:
                 on_call = self.calibration.costs.observe_verify
-                for chunk in generate(self._target, request, output, statistics, between_rounds, on_call, self._clock):
+                for chunk in generate(target, request, output, statistics, between_rounds, on_call, self._clock):
                     if chunk.completion is None:
                         yield chunk
                     last = chunk
             finally:
-                if admitted and not self._closed:
+                if admitted:
                     # Rows of branches that were committed are not what another division into calls would give.
                     exact = request.defer or self.exactness == "distribution"
                     text.end(context.tokens if exact else context.tokens[:prompt_length])
-                    self._drafters.rollback(len(context.tokens))
-                    self._caches.leave(text)
+                    drafters.rollback(len(context.tokens))
+                    caches.leave(text)
         assert last is not None  # every generation ends with one
         yield last  # whoever stops reading here leaves the engine free
 
@@ -414,13 +422,13 @@ class Engine:
             self._caches.remove(text)
 
     def _require_open(self) -> None:
-        if self._closed:
-            raise RequestError("This engine is closed; load the bundle again.")
         if os.getpid() != self._process:
             raise RequestError(
                 "This engine was loaded before the process was forked, and its threads did not come along. Load the "
                 "bundle in the new process, or start that with multiprocessing's 'spawn'."
             )
+        if self._closed:  # last, since threads take turns at calls: what follows finds the engine as it is here
+            raise RequestError("This engine is closed; load the bundle again.")
 
 
 def _has_ended(output: Output) -> bool:
