@@ -77,3 +77,15 @@ def test_an_error_during_a_turn_ends_it() -> None:
         raise ZeroDivisionError
     with admission.turn() as admitted:
         assert admitted
+
+
+def test_asking_for_a_turn_waits_until_the_queue_stands_still() -> None:
+    """Threads that come and go while it is looked through would be an error of Python's."""
+    admission = Admission()
+    thread = threading.Thread(target=admission.require_no_turn)
+    with admission._changed:
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.cli import main
+from edge_spec.runtime.memory import MOST_CONVERSATIONS
 
 
 def test_the_json_of_a_plan_adds_up(described_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +50,9 @@ def test_without_a_budget_a_share_of_what_is_free_is_planned_with(
     assert json.loads(capsys.readouterr().out)["budget_bytes"] == 800 << 20
 
 
-@pytest.mark.parametrize("options", [["--budget", "plenty"], ["--context", "1"], ["--conversations", "0"]])
+@pytest.mark.parametrize(
+    "options", [["--budget", "plenty"], ["--context", "1"], ["--conversations", "0"], ["--conversations", "10" * 20]]
+)
 def test_bad_options_are_one_message(
     described_bundle: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
@@ -58,6 +61,12 @@ def test_bad_options_are_one_message(
     assert shown.out == ""
     assert "expected" in shown.err
     assert shown.err.startswith("edge-spec: error: ")
+
+
+def test_many_conversations_are_planned_at_once(described_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--budget", "1GiB", "--conversations", str(MOST_CONVERSATIONS), "--json"]
+    assert main(["plan", str(described_bundle), *options]) == 0
+    assert 1 < json.loads(capsys.readouterr().out)["configuration"]["conversations"] < MOST_CONVERSATIONS
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,13 @@ def test_anything_else_is_refused_with_what_was_given(budget: Any) -> None:
         budget_bytes(budget, FREE, "--budget")
 
 
+def test_a_refusal_quotes_what_was_written_and_names_every_form() -> None:
+    with pytest.raises(RequestError, match="memory_budget is '200%', expected a share of what is free above 0"):
+        budget_bytes("200%", FREE)
+    with pytest.raises(RequestError, match="'2GiB', a number of bytes, or a share of what is free such as '50%'"):
+        budget_bytes("2GiBB", FREE)
+
+
 def test_a_share_of_what_nobody_knows_is_refused() -> None:
     with pytest.raises(RequestError, match="give bytes instead"):
         budget_bytes(0.5, None)
@@ -62,3 +69,9 @@ def test_bytes_written_as_text_come_back(size: int) -> None:
 @given(st.integers(0, 1 << 45))
 def test_sizes_shown_to_a_person_are_within_their_rounding(size: int) -> None:
     assert abs(parse_size(size_text(size)) - size) <= max(512, 0.06 * size)
+
+
+@given(st.integers(0, 1 << 45))
+def test_a_size_rounded_up_is_enough_when_it_is_typed_again(size: int) -> None:
+    enough = parse_size(size_text(size, up=True))
+    assert size <= enough <= size + max(1024, 0.01 * size + 110_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.bundle import ArchitectureRecord, CacheType, FileRecord, GraphRecord, Manifest, ModelRecord
+from edge_spec.byte_size import parse_size
 from edge_spec.errors import MemoryBudgetError, RequestError
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.memory import MemoryPlan, closest_plan, plan_memory
@@ -101,6 +103,16 @@ def test_what_a_larger_budget_would_bring_comes_with_it_and_not_before(budget: i
     better = plan_memory(PAIR, needed, conversations=4, kv_types=INT8_KV).configuration
     assert better == plan.next_larger.configuration
     assert worth(better) > worth(plan.configuration)
+
+
+@given(BUDGETS)
+def test_the_larger_budget_that_is_shown_is_enough_when_it_is_typed(budget: int) -> None:
+    plan = plan_memory(PAIR, budget, conversations=4, kv_types=INT8_KV)
+    shown = re.search(r"a budget of (.*) would bring", str(plan))
+    assert (shown is None) == (plan.next_larger is None)
+    if shown is not None:
+        typed = plan_memory(PAIR, parse_size(shown[1]), conversations=4, kv_types=INT8_KV)
+        assert worth(typed.configuration) > worth(plan.configuration)
 
 
 @given(BUDGETS)
@@ -201,8 +213,9 @@ def test_a_measured_profile_replaces_the_law_and_says_so() -> None:
     assert by_name["draft weights"].basis == "law"
 
 
-def test_a_profile_that_cannot_be_the_bundles_is_left_aside() -> None:
-    plan = plan_memory(PAIR, None, profile=MemoryProfile(target_weights=1 << 36))
+@pytest.mark.parametrize("size", [1 << 20, 1 << 36])
+def test_a_profile_that_cannot_be_the_bundles_is_left_aside(size: int) -> None:
+    plan = plan_memory(PAIR, None, profile=MemoryProfile(tokenizer=size, target_weights=size, draft_weights=size))
     assert items(plan) == items(plan_memory(PAIR, None))
 
 
@@ -248,6 +261,21 @@ def test_what_becomes_resident_is_noted() -> None:
     if noted is None:
         pytest.skip("this system does not tell")
     assert noted == pytest.approx(len(block), rel=0.2)
+
+
+def test_what_was_freed_before_does_not_hide_what_a_part_takes() -> None:
+    """A second load in one process would else seem to take next to nothing, and the next plan promise too much."""
+    pieces = [bytes(1000) for _ in range(65_000)]
+    top = bytes(1000)  # keeps the C library from giving back what lies below
+    del pieces
+    notes = MemoryNotes()
+    with notes.of("tokenizer"):
+        pieces = [bytes(1000) for _ in range(65_000)]
+    noted = notes.profile().tokenizer
+    if noted is None:
+        pytest.skip("this system does not tell")
+    assert noted >= 50 * MIB
+    assert len(top) == len(pieces[0])
 
 
 def test_a_gpu_holds_weights_as_stored_and_caches_in_half() -> None:

@@ -144,6 +144,12 @@ def test_the_reserve_follows_the_machine_within_bounds() -> None:
     assert usual_reserve(None) == usual_reserve(100 * MIB) == 32 * MIB
 
 
+def test_a_plan_that_fills_the_memory_is_no_reason_to_give_anything_up() -> None:
+    assert usual_reserve(2 << 30, planned=1 << 30) == usual_reserve(2 << 30)
+    assert usual_reserve(2 << 30, planned=50 * MIB) == 25 * MIB
+    assert usual_reserve(2 << 30, planned=-10 * MIB) == 8 * MIB
+
+
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"speculation": "model", "max_draft": 3}])
 def test_the_text_stays_whatever_is_given_up_and_comes_back(
     tiny_bundle: Bundles, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

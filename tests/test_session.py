@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -161,6 +163,38 @@ def test_closing_an_engine_frees_both_models(tiny_bundle: Bundles) -> None:
     own.close()
     gc.collect()
     assert all(model() is None for model in models)
+
+
+def test_a_dropped_engine_is_freed_at_once(tiny_bundle: Bundles) -> None:
+    """Gigabytes must not wait for the collector of cycles."""
+    own = edge_spec.load(tiny_bundle(**PAIR))
+    own.generate(PROMPT, max_new_tokens=4)
+    parts = [weakref.ref(own), weakref.ref(own._target), weakref.ref(own._caches)]
+    gc.disable()
+    try:
+        del own
+        assert all(part() is None for part in parts)
+    finally:
+        gc.enable()
+
+
+def test_an_engine_closed_while_it_reads_a_prompt_says_so_and_frees_the_cache(
+    tiny_bundle: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = edge_spec.load(tiny_bundle(**PAIR))
+    session = own.session()
+    forward = Model.forward
+
+    def closing(self: Model, *arguments: Any, **options: Any) -> Any:
+        result = forward(self, *arguments, **options)
+        own.close()
+        return result
+
+    monkeypatch.setattr(Model, "forward", closing)
+    with pytest.raises(RequestError, match="This engine is closed"):
+        session.generate([5] * 200, max_new_tokens=4)
+    assert session.cached_tokens == 0
+    assert session._text.cache.memory_bytes == 0
 
 
 def test_an_option_that_does_not_exist_is_refused(engine: Engine) -> None:
@@ -337,3 +371,25 @@ def test_a_forked_process_is_told_to_load_its_own(engine: Engine) -> None:
     os.waitpid(child, 0)
     assert "loaded before the process was forked" in said
     assert engine.generate(PROMPT, max_new_tokens=2).token_ids
+
+
+def test_a_forked_process_can_let_go_of_its_parents_engine(tiny_bundle: Bundles) -> None:
+    """ONNX Runtime would wait for threads that are not there."""
+    own = edge_spec.load(tiny_bundle(**PAIR), threads=2)
+    child = os.fork()
+    if child == 0:
+        own.close()
+        gc.collect()
+        os._exit(7)
+    ended = 0
+    for _ in range(600):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert own.generate(PROMPT, max_new_tokens=2).token_ids

@@ -28,11 +28,12 @@ class Admission:
 
     def require_no_turn(self) -> None:
         """Raise RequestError if this thread has a turn, since waiting for its own end would take forever."""
-        if any(ticket.thread == get_ident() for ticket in self._queue):
-            raise RequestError(
-                "This engine is already generating for this thread. Exhaust or close the other stream first, ask from "
-                "another thread, which then waits for its turn, or load another engine."
-            )
+        with self._changed:
+            if any(ticket.thread == get_ident() for ticket in self._queue):
+                raise RequestError(
+                    "This engine is already generating for this thread. Exhaust or close the other stream first, ask "
+                    "from another thread, which then waits for its turn, or load another engine."
+                )
 
     @contextmanager
     def turn(self, give_up: Callable[[], bool] = lambda: False) -> Iterator[bool]:
@@ -48,14 +49,15 @@ class Admission:
             RequestError: this thread has a turn already.
         """
         ticket = _Ticket(get_ident())
-        with self._changed:
-            self.require_no_turn()
-            self._queue.append(ticket)
         try:
+            with self._changed:
+                self.require_no_turn()
+                self._queue.append(ticket)
             yield self._wait(ticket, give_up)
         finally:
             with self._changed:
-                self._queue.remove(ticket)
+                if ticket in self._queue:
+                    self._queue.remove(ticket)
                 self._changed.notify_all()
 
     def _wait(self, ticket: _Ticket, give_up: Callable[[], bool]) -> bool:

@@ -91,10 +91,12 @@ class CachePool:
                 self._evict(text)
 
     def clear(self) -> None:
-        """Forget all texts."""
+        """Forget all texts, that in use once it is no longer."""
         with self._lock:
-            while self._texts:
-                self._evict(self._texts.pop())
+            texts, self._texts = self._texts, []
+            for text in texts:
+                if text is not self._in_use:
+                    self._evict(text)
 
     def use(self, text: CachedText, length: int) -> None:
         """Make a text the model's current one, with room to grow to ``length`` tokens, until :meth:`leave`.

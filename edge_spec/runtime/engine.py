@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -33,7 +34,7 @@ from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor
 from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_budget import MemoryBudget, budget_bytes
-from edge_spec.runtime.memory_profile import read_profile
+from edge_spec.runtime.memory_profile import read_profile, resident_memory
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.output import Output
 from edge_spec.runtime.pressure import MemoryPressure, usual_reserve
@@ -158,10 +159,13 @@ class Engine:
         if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
             raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
         providers = select_provider(device, self.manifest.device)
-        budget = budget_bytes(memory_budget, available())
+        available_bytes = available()
+        budget = budget_bytes(memory_budget, available_bytes)
         self.plan = plan_memory(
             self.manifest, budget, context, conversations, cache_types(self.manifest), read_profile(self.manifest)
         )
+        to_come = self.plan.total_bytes - (resident_memory() or 0)
+        reserve = usual_reserve(total_memory(), None if available_bytes is None else available_bytes - to_come)
         for loss in self.plan.given_up:
             _LOG.warning("short of memory: %s", loss)
         configuration = self.plan.configuration
@@ -180,7 +184,7 @@ class Engine:
         self._caches = CachePool(self._target, configuration.conversations * self._target.cache.limit)
         parts = sheddable_parts(
             self._suffix,
-            lambda: _open_ngrams(None, self.manifest),
+            partial(_open_ngrams, None, self.manifest),  # not the engine: what it holds must not hold it
             self._caches,
             model,
             self._drafters,
@@ -190,7 +194,7 @@ class Engine:
         self._pressure = MemoryPressure(
             parts,
             available,
-            usual_reserve(total_memory()) if memory_reserve is None else memory_reserve,
+            reserve if memory_reserve is None else memory_reserve,
             give_back,
             clock,
         )
@@ -233,8 +237,8 @@ class Engine:
             RequestError: the engine is generating for this thread, or closed.
             BundleError: the file cannot be written; an older one is then still there.
         """
-        self._require_open()
         with self._admission.turn():
+            self._require_open()
             self._drafters.rollback(0)  # makes the last text known
             if self._suffix.table is None:
                 raise RequestError("What was learned from other texts had to be given up, since memory is short.")
@@ -340,11 +344,15 @@ class Engine:
         return Session(self._caches.add(), self._stream, self._forget)
 
     def close(self) -> None:
-        """Free the models; the engine cannot generate any more. Closing twice does no harm."""
+        """Free the models, or let go of them where another thread is generating, which then gets an error.
+
+        The engine cannot generate any more. Closing twice does no harm.
+        """
         if not self._closed:
             self._closed = True
             self._caches.clear()
             del self._target, self._drafters, self._requests, self._caches, self._suffix, self._pressure
+            give_back()
 
     def __enter__(self) -> Engine:
         """Return the engine itself."""
@@ -360,8 +368,8 @@ class Engine:
         self, text: CachedText, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]
     ) -> Iterator[Chunk]:
         """Check a request, and begin to answer it once somebody reads the answer."""
-        self._require_open()
         self._admission.require_no_turn()
+        self._require_open()
         return self._answer(text, self._requests.read(prompt, options))
 
     def _answer(self, text: CachedText, request: Request) -> Iterator[Chunk]:
@@ -380,32 +388,35 @@ class Engine:
         statistics = Statistics(prompt_length, None if context.sampling.greedy else context.sampling.seed)
         last = None
 
-        def between_rounds() -> None:
-            self._require_open()
-            length = len(context.tokens)
-            remaining = prompt_length + output.limit - length
-            statistics.memory_events.extend(self._pressure.check(length, remaining))
-
         with self._admission.turn(lambda: self._closed or _has_ended(output)) as admitted:
             self._require_open()
+            # Whoever closes the engine meanwhile takes them from it, and not from this answer.
+            target, drafters, caches, pressure = self._target, self._drafters, self._caches, self._pressure
+
+            def between_rounds() -> None:
+                self._require_open()
+                length = len(context.tokens)
+                remaining = prompt_length + output.limit - length
+                statistics.memory_events.extend(pressure.check(length, remaining))
+
             statistics.waiting_seconds = self._clock() - started
             if admitted:
-                self._caches.use(text, prompt_length + output.limit)
+                caches.use(text, prompt_length + output.limit)
                 statistics.reused_tokens = text.begin(context.tokens)
-                self._drafters.rollback(0)
+                drafters.rollback(0)
             try:
                 on_call = self.calibration.costs.observe_verify
-                for chunk in generate(self._target, request, output, statistics, between_rounds, on_call, self._clock):
+                for chunk in generate(target, request, output, statistics, between_rounds, on_call, self._clock):
                     if chunk.completion is None:
                         yield chunk
                     last = chunk
             finally:
-                if admitted and not self._closed:
+                if admitted:
                     # Rows of branches that were committed are not what another division into calls would give.
                     exact = request.defer or self.exactness == "distribution"
                     text.end(context.tokens if exact else context.tokens[:prompt_length])
-                    self._drafters.rollback(len(context.tokens))
-                    self._caches.leave(text)
+                    drafters.rollback(len(context.tokens))
+                    caches.leave(text)
                     give_back()
         assert last is not None  # every generation ends with one
         yield last  # whoever stops reading here leaves the engine free
@@ -415,13 +426,13 @@ class Engine:
             self._caches.remove(text)
 
     def _require_open(self) -> None:
-        if self._closed:
-            raise RequestError("This engine is closed; load the bundle again.")
         if os.getpid() != self._process:
             raise RequestError(
                 "This engine was loaded before the process was forked, and its threads did not come along. Load the "
                 "bundle in the new process, or start that with multiprocessing's 'spawn'."
             )
+        if self._closed:  # last, since threads take turns at calls: what follows finds the engine as it is here
+            raise RequestError("This engine is closed; load the bundle again.")
 
 
 def _has_ended(output: Output) -> bool:

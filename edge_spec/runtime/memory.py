@@ -19,6 +19,9 @@ DEFAULT_CONTEXT = 4096
 # Texts of a whole context that can be kept at once; shorter ones are more.
 DEFAULT_CONVERSATIONS = 1
 
+# Beyond this, a number is a slip of the hand.
+MOST_CONVERSATIONS = 1_000_000
+
 _CONTEXTS = (3072, 2048, 1536, 1024, 768, 512, 384, 256)
 _WIDTHS = (WIDEST, 31, 15, 7)
 _WINDOWS = (2048, 1024, 512, 256)
@@ -143,13 +146,13 @@ def _levels(
     context: int | None,
     conversations: int,
     kv_types: Mapping[str, Sequence[CacheType]] | None,
-) -> dict[str, tuple[Any, ...]]:
+) -> dict[str, Sequence[Any]]:
     """The values each part of a configuration can have, what is wished first."""
     limit = manifest.context_length
     if context is not None and not 2 <= context <= limit:
         raise RequestError(f"context is {context}, expected 2 to {limit}, the limit of this bundle's target.")
-    if conversations < 1:
-        raise RequestError(f"conversations is {conversations}, expected at least 1.")
+    if not 1 <= conversations <= MOST_CONVERSATIONS:
+        raise RequestError(f"conversations is {conversations}, expected 1 to {MOST_CONVERSATIONS:,}.")
     own: CacheType = "float32" if manifest.device == "cpu" else "float16"
     types = {"target": (own,), "draft": (own,), **(kv_types or {})}
     wished = min(DEFAULT_CONTEXT, limit) if context is None else context
@@ -160,16 +163,14 @@ def _levels(
         "draft_kv": tuple(types["draft"]),
         "draft_window": (wished, *(size for size in _WINDOWS if size < wished)),
         "widest": _WIDTHS,
-        "conversations": tuple(range(conversations, 0, -1)),
+        "conversations": range(conversations, 0, -1),
     }
 
 
 class _Planner:
     """Searches the levels. Every step down takes less memory, so it suffices to decide one part after the other."""
 
-    def __init__(
-        self, manifest: Manifest, levels: Mapping[str, tuple[Any, ...]], profile: MemoryProfile | None
-    ) -> None:
+    def __init__(self, manifest: Manifest, levels: Mapping[str, Sequence[Any]], profile: MemoryProfile | None) -> None:
         self._manifest = manifest
         self._levels = levels
         self._profile = profile

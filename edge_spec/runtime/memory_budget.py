@@ -15,6 +15,8 @@ DEFAULT_SHARE = 0.8
 # A share written as text: ``"50%"``, or ``"0.5"``, which would be no size.
 _SHARE = re.compile(r"\s*(\d*\.?\d+)\s*%\s*|\s*(0?\.\d+|1\.0*)\s*")
 
+_EXPECTED = "a size such as '2GiB', a number of bytes, or a share of what is free such as '50%'"
+
 MemoryBudget = int | float | str | None
 
 
@@ -38,27 +40,25 @@ def budget_bytes(budget: MemoryBudget, available: int | None, name: str = "memor
     if given is None and available is None:
         return None
     if isinstance(given, str) and (share := _SHARE.fullmatch(given)) is not None:
-        size = _share(float(share[1]) / 100 if share[1] else float(share[2]), available, name)
+        size = _share(float(share[1]) / 100 if share[1] else float(share[2]), available, f"{name} is {given!r}")
     elif isinstance(given, str):
-        size = parse_size(given, name)
+        size = parse_size(given, name, _EXPECTED)
     elif isinstance(given, bool) or not isinstance(given, Real | None):
-        raise RequestError(
-            f"{name} is {given!r}, expected a size such as '2GiB', bytes, or a share of what is free such as 0.5."
-        )
+        raise RequestError(f"{name} is {given!r}, expected {_EXPECTED}.")
     elif isinstance(given, Integral) and given != 1:
         size = int(given)
     else:
-        size = _share(DEFAULT_SHARE if given is None else float(given), available, name)
+        size = _share(DEFAULT_SHARE if given is None else float(given), available, f"{name} is {given!r}")
     if size <= 0:
         raise RequestError(f"{name} is {given!r}, expected more than nothing.")
     return size
 
 
-def _share(share: float, available: int | None, name: str) -> int:
+def _share(share: float, available: int | None, given: str) -> int:
     if not 0 < share <= 1:
         raise RequestError(
-            f"{name} is {share!r}, expected a share of what is free above 0 and at most 1, or bytes as a whole number."
+            f"{given}, expected a share of what is free above 0 and at most 1 (100%), or bytes as a whole number."
         )
     if available is None:
-        raise RequestError(f"{name} is {share!r}, but this system does not tell what is free; give bytes instead.")
+        raise RequestError(f"{given}, but this system does not tell what is free; give bytes instead.")
     return int(share * available)

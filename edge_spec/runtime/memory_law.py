@@ -31,8 +31,9 @@ _TOKENIZER, _TOKENIZER_READING = 3.95, 12.0
 _SESSION = 9 * _MIB
 # Freed while loading, and not handed back before the end of it.
 _LOADING_SLACK = 18 * _MIB
-# A model that took so many times what the law says was not alone.
-_IMPLAUSIBLE = 2
+# A part that took less or more than these shares of what the law says was not alone: the app's other threads, or what
+# was freed before, had a part in it.
+_LEAST_SHARE, _MOST_SHARE = 0.5, 2.0
 # CUDA's context, libraries and kernels, where the graphs run on a GPU.
 _CUDA = 600 * _MIB
 
@@ -123,7 +124,7 @@ def memory_items(
     reading = manifest.files[TOKENIZER].bytes
     target_weights = weights(target, configuration.context, measured.target_weights)
     libraries = MemoryItem("libraries", _LIBRARIES, "law")
-    tokenizer = MemoryItem("tokenizer", *_known(measured.tokenizer, _EMPTY_TOKENIZER + _TOKENIZER * reading))
+    tokenizer = MemoryItem("tokenizer", *_known(measured.tokenizer, _tokenizer(manifest)))
     items = [
         libraries,
         tokenizer,
@@ -180,19 +181,25 @@ def _kv(model: ModelRecord, slots: int, kind: CacheType) -> int:
 
 
 def _plausible(profile: MemoryProfile, manifest: Manifest) -> MemoryProfile:
-    """The profile without sizes that cannot be the bundle's: an app's other threads may have allocated meanwhile."""
+    """The profile without sizes that cannot be the bundle's."""
     on_gpu = manifest.device == "cuda"
 
-    def plausible(known: int | None, model: ModelRecord | None) -> int | None:
-        if known is None or model is None:
-            return None
-        return known if known < _IMPLAUSIBLE * (_weights(model, 0, on_gpu).packed + _SESSION) else None
+    def plausible(known: int | None, law: float) -> int | None:
+        return known if known is not None and _LEAST_SHARE * law <= known <= _MOST_SHARE * law else None
+
+    def model(known: int | None, record: ModelRecord | None) -> int | None:
+        return None if record is None else plausible(known, _weights(record, 0, on_gpu).packed + _SESSION)
 
     return replace(
         profile,
-        target_weights=plausible(profile.target_weights, manifest.target),
-        draft_weights=plausible(profile.draft_weights, manifest.draft),
+        tokenizer=plausible(profile.tokenizer, _tokenizer(manifest)),
+        target_weights=model(profile.target_weights, manifest.target),
+        draft_weights=model(profile.draft_weights, manifest.draft),
     )
+
+
+def _tokenizer(manifest: Manifest) -> float:
+    return _EMPTY_TOKENIZER + _TOKENIZER * manifest.files[TOKENIZER].bytes
 
 
 def _known(measured: int | None, law: float) -> tuple[int, Basis]:

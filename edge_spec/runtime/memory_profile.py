@@ -20,6 +20,7 @@ from typing import Any
 from edge_spec.bundle import Manifest
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.calibration_cache import default_folder, machine
+from edge_spec.runtime.heap import give_back
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class MemoryNotes:
     @contextmanager
     def of(self, part: str) -> Iterator[None]:
         """Note what is resident afterwards and was not before as a field of the profile."""
+        give_back()  # or the part might move into what an earlier one has left, and seem to take nothing
         before = resident_memory()
         yield
         after = resident_memory()

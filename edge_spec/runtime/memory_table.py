@@ -47,7 +47,7 @@ def describe_plan(plan: MemoryPlan) -> str:
         lines += ["", "given up, the least missed first:", *(f"  {loss}" for loss in plan.given_up)]
     if plan.next_larger is not None:
         back = ", ".join(_brought(plan.configuration, plan.next_larger.configuration))
-        lines += ["", f"a budget of {size_text(plan.next_larger.budget_bytes)} would bring: {back}"]
+        lines += ["", f"a budget of {size_text(plan.next_larger.budget_bytes, up=True)} would bring: {back}"]
     return "\n".join(lines)
 
 
@@ -68,10 +68,10 @@ def _summary(plan: MemoryPlan) -> str:
     total = size_text(plan.total_bytes)
     if plan.budget_bytes is None:
         return f"{total} at the peak; no limit was given"
-    budget = f"{size_text(plan.budget_bytes)} ({plan.total_bytes / plan.budget_bytes:.0%})"
+    budget = size_text(plan.budget_bytes)
     if not plan.fits:
-        return f"{total} at the peak do not fit a budget of {budget}"
-    return f"{total} at the peak, of a budget of {budget}"
+        return f"{size_text(plan.total_bytes, up=True)} at the peak do not fit a budget of {budget}"
+    return f"{total} at the peak, of a budget of {budget} ({plan.total_bytes / plan.budget_bytes:.0%})"
 
 
 def describe_loss(given_up: GivenUp) -> str:

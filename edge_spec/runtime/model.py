@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +72,8 @@ class Model:
                 with such a cache.
             ProviderError: this ONNX Runtime takes no int8 cache.
         """
+        self._process = os.getpid()
+        self._session: Any = None
         self._ort = import_onnxruntime()
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
         self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
@@ -90,6 +94,11 @@ class Model:
         self._calls: dict[tuple[int, int], CallBuffers] = {}
         self._bound = self.cache.version  # of the buffers that these calls are bound to
         self._logits = np.empty((0, self._logits_size), np.float32)
+
+    def __del__(self) -> None:
+        """In a forked process keep the session for ever: its threads did not come along, and its end waits for them."""
+        if os.getpid() != self._process:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
 
     @property
     def fixed_rows(self) -> int | None:

@@ -17,7 +17,7 @@ _PATIENCE = 2.0
 _ROOM = 1.5
 # The reserve where nobody says: this share of all memory, within bounds.
 _RESERVE_SHARE = 0.05
-_LEAST_RESERVE, _MOST_RESERVE = 32 << 20, 512 << 20
+_LEAST_RESERVE, _USUAL_RESERVE, _MOST_RESERVE = 8 << 20, 32 << 20, 512 << 20
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,16 @@ class MemoryPressure:
         return ()
 
 
-def usual_reserve(total: int | None) -> int:
-    """Bytes that should stay free on a machine with so many; ``None``: nobody knows."""
-    return min(max(int(_RESERVE_SHARE * (total or 0)), _LEAST_RESERVE), _MOST_RESERVE)
+def usual_reserve(total: int | None, planned: int | None = None) -> int:
+    """Bytes that should stay free.
+
+    Args:
+        total: all memory there is; ``None``: nobody knows.
+        planned: what will be free when everything that was planned is in use. Where that is little, no more than half
+            of it is asked for: what was planned is no reason to give anything up.
+    """
+    reserve = min(max(int(_RESERVE_SHARE * (total or 0)), _USUAL_RESERVE), _MOST_RESERVE)
+    return reserve if planned is None else max(min(reserve, planned // 2), _LEAST_RESERVE)
 
 
 def _event(
