@@ -16,6 +16,8 @@ def import_onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # the extension module takes any exception for its own
+            raise error.__cause__ from None
         raise MissingDependencyError(
             f"ONNX Runtime cannot be imported ({error}). Install one of: pip install 'edge-spec[cpu]', "
             "or for NVIDIA GPUs: pip install 'edge-spec[gpu]'."

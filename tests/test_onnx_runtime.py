@@ -25,6 +25,20 @@ def test_missing_onnxruntime_names_both_extras(monkeypatch: pytest.MonkeyPatch) 
         import_onnxruntime()
 
 
+def test_ctrl_c_while_onnxruntime_is_imported_is_no_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its extension module turns the exception into an ImportError."""
+    real_import = builtins.__import__
+
+    def interrupted(name: str, *args: object, **kwargs: object) -> ModuleType:
+        if name == "onnxruntime":
+            raise ImportError("initialization failed") from KeyboardInterrupt()
+        return real_import(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        import_onnxruntime()
+
+
 def test_gutted_onnxruntime_says_how_to_repair_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
     with pytest.raises(MissingDependencyError, match="Uninstall both"):

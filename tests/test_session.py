@@ -128,6 +128,17 @@ def test_conversations_that_do_not_fit_lose_their_cache_and_go_on(
         assert last.statistics.reused_tokens  # who was served last is still there
 
 
+def test_sessions_that_are_dropped_do_not_pile_up(tiny_bundle: Bundles) -> None:
+    with edge_spec.load(tiny_bundle(**PAIR), context=64) as small:
+        sessions = []
+        for start in range(20):
+            session = small.session()
+            session.generate([start, *PROMPT], max_new_tokens=2)
+            sessions.append(weakref.ref(session._text))
+        del session
+        assert sum(text() is not None for text in sessions) <= 1
+
+
 def test_a_closed_session_is_refused_and_its_cache_is_gone(engine: Engine) -> None:
     session = engine.session()
     session.generate(PROMPT, max_new_tokens=3)

@@ -16,11 +16,13 @@ class CachedText:
     Attributes:
         cache: the cache.
         tokens: what lies in it; as many as ``cache.length``.
+        removed: whether nobody will continue it.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.tokens: list[int] = []
+        self.removed = False
 
     def begin(self, tokens: Sequence[int]) -> int:
         """Keep what another text has in common with this one, and return how many tokens that is.
@@ -59,7 +61,7 @@ class CachePool:
         """
         self._model = model
         self._slots = slots
-        self._texts: list[CachedText] = []  # those used last come last
+        self._texts: list[CachedText] = []  # those that may hold something; those used last come last
         self._in_use: CachedText | None = None
         self._lock = RLock()
 
@@ -77,26 +79,20 @@ class CachePool:
 
     def add(self) -> CachedText:
         """An empty text."""
-        text = CachedText(self._model.new_cache())
-        with self._lock:
-            self._texts.insert(0, text)
-        return text
+        return CachedText(self._model.new_cache())
 
     def remove(self, text: CachedText) -> None:
         """Forget a text, once it is no longer in use. Doing so twice does no harm."""
         with self._lock:
-            if text in self._texts:
-                self._texts.remove(text)
+            text.removed = True
             if text is not self._in_use:
                 self._evict(text)
 
     def clear(self) -> None:
         """Forget all texts, that in use once it is no longer."""
         with self._lock:
-            texts, self._texts = self._texts, []
-            for text in texts:
-                if text is not self._in_use:
-                    self._evict(text)
+            for text in list(self._texts):
+                self.remove(text)
 
     def use(self, text: CachedText, length: int) -> None:
         """Make a text the model's current one, with room to grow to ``length`` tokens, until :meth:`leave`.
@@ -105,9 +101,10 @@ class CachePool:
             RequestError: it was removed.
         """
         with self._lock:
-            if text not in self._texts:
+            if text.removed:
                 raise RequestError("This session is closed; begin another one with engine.session().")
-            self._texts.remove(text)
+            if text in self._texts:
+                self._texts.remove(text)
             self._texts.append(text)
             self._in_use = text
             self._model.use(text.cache)
@@ -120,16 +117,18 @@ class CachePool:
         """End a text's use; its cache stays, unless it was removed meanwhile."""
         with self._lock:
             self._in_use = None
-            if text not in self._texts:
+            if text.removed:
                 self._evict(text)
 
     def evict_idle(self) -> None:
         """Take the caches of all texts but that in use."""
         with self._lock:
-            for text in self._texts:
+            for text in list(self._texts):
                 if text is not self._in_use:
                     self._evict(text)
 
     def _evict(self, text: CachedText) -> None:
         self._model.shrink(text.cache)
         text.tokens = []
+        if text in self._texts:
+            self._texts.remove(text)
