@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
+import edge_spec
 from edge_spec.bundle import CacheType, open_bundle
 from edge_spec.errors import BundleError, ProviderError, RequestError
 from edge_spec.export.cache_scales import cache_scales
@@ -255,3 +256,21 @@ def test_only_a_runtime_that_computes_the_right_thing_takes_it(
 def test_a_cache_the_bundle_has_no_graph_for_is_refused(path: Path) -> None:
     with pytest.raises(BundleError, match="is for cpu and has no graph with a KV cache in float16, only in float32 or"):
         load(path, "float16")
+
+
+def test_a_caller_can_insist_on_how_keys_and_values_are_stored(tiny_bundle: Callable[..., Path]) -> None:
+    path = tiny_bundle()
+    with pytest.raises(RequestError, match="kv is 'int4', expected one of 'float32'"):
+        edge_spec.load(path, kv="int4")  # type: ignore[arg-type]
+    with edge_spec.load(path, kv="float32", exactness="distribution") as engine:
+        assert engine.plan.configuration.target_kv == "float32"
+    if takes_int8_cache():
+        with edge_spec.load(path, kv="int8", exactness="distribution") as engine:
+            assert engine.plan.configuration.target_kv == "int8"
+            assert engine.generate([1, 2, 3], max_new_tokens=5).statistics.new_tokens == 5
+            assert engine._target.cache.bytes_of(1) * 4 == _float_bytes(engine)
+
+
+def _float_bytes(engine: edge_spec.Engine) -> int:
+    facts = engine.manifest.target.architecture
+    return 2 * facts.layers * facts.kv_heads * facts.head_size * 4

@@ -26,7 +26,7 @@ class Settings:
         max_new_tokens: longest answer.
         temperature, seed: 0 always takes the likeliest token; above, each prompt has its own seed, from ``seed`` on.
         baseline: another bundle, to be decoded plainly.
-        device, memory_budget, context, threads, exactness: as for :func:`edge_spec.load`; ``None`` takes its default.
+        device, memory_budget, kv, context, threads, exactness: as for :func:`edge_spec.load`; ``None``: its default.
         shared_engine: one engine for all modes, to save memory.
         output: folder for the report; ``None`` writes none.
     """
@@ -45,6 +45,7 @@ class Settings:
     baseline: Path | None = None
     device: str | None = None
     memory_budget: str | None = None
+    kv: str | None = None
     context: int | None = None
     threads: int | None = None
     exactness: str | None = None
@@ -61,7 +62,7 @@ class Settings:
     @property
     def loading(self) -> dict[str, Any]:
         """Arguments of :func:`edge_spec.load` that were given."""
-        names = ("device", "memory_budget", "context", "threads", "exactness")
+        names = ("device", "memory_budget", "kv", "context", "threads", "exactness")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property

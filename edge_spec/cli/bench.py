@@ -92,6 +92,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         "baseline",
         "device",
         "memory_budget",
+        "kv",
         "context",
         "threads",
         "exactness",

@@ -35,6 +35,11 @@ def add_machine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
         metavar="SIZE",
         help="most memory to take, such as 2GiB or 50%%; 'edge-spec plan' shows what fits (80%% of what is free)",
     )
+    machine.add_argument(
+        "--kv",
+        metavar="float32|int8",
+        help="store the target's keys and values so (as the model computes; int8 before the context gets shorter)",
+    )
     return machine
 
 

@@ -39,6 +39,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--conversations", type=int, metavar="N", help="texts of a whole context to keep at once, if they fit (1)"
     )
+    parser.add_argument(
+        "--kv", metavar="float32|int8", help="store the target's keys and values so in any case (as in 'run')"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, or a list of them for many budgets")
     parser.set_defaults(command=_plan)
 
@@ -57,7 +60,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     available = available_memory()
     budgets = [budget_bytes(budget, available, "--budget") for budget in arguments.budget or [None]]
     wishes = given(arguments, "context", "conversations")
-    kv_types = cache_types(manifest)
+    kv_types = cache_types(manifest, arguments.kv)
     plans = [closest_plan(manifest, budget, **wishes, kv_types=kv_types, profile=profile) for budget in budgets]
     if arguments.json:
         bodies = [plan.to_json() for plan in plans]

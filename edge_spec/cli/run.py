@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.logprobs is not None and not arguments.json:
         raise RequestError("--logprobs needs --json, which prints them with the text.")
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
-    options = given(arguments, "device", "threads", "context", "memory_budget", "exactness")
+    options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "exactness")
     with measuring() as progress:
         engine = edge_spec.load(arguments.bundle, **options, progress=progress)
     with engine:

@@ -11,7 +11,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from edge_spec.bundle import TOKENIZER, Bundle, Manifest, open_bundle
+from edge_spec.bundle import TOKENIZER, Bundle, CacheType, Manifest, open_bundle
 from edge_spec.errors import RequestError
 from edge_spec.runtime.admission import Admission
 from edge_spec.runtime.cache_pool import CachedText, CachePool
@@ -60,6 +60,7 @@ def load(
     memory_budget: MemoryBudget = None,
     context: int | None = None,
     conversations: int = 1,
+    kv: CacheType | None = None,
     threads: int | None = None,
     exactness: Exactness | None = None,
     calibration: Calibration | Literal["fresh"] | None = None,
@@ -77,6 +78,8 @@ def load(
             less if the budget is short.
         conversations: how many texts of that length should keep their cache at once, see :class:`edge_spec.Session`;
             fewer if the budget is short.
+        kv: how the target's keys and values have to be stored: ``"float32"`` or ``"int8"`` (``"float16"`` on CUDA). By
+            default as the model computes, or in int8 where a shorter context would be the other way out.
         threads: CPU threads, by default one per physical core.
         exactness: what is owed. ``"bitwise"``: speculation changes no bit; measured while loading, and where kernels
             depend on the width of a call, reached by giving every call the same. ``"distribution"``: the text follows
@@ -101,6 +104,7 @@ def load(
             memory_budget,
             context,
             conversations,
+            kv,
             threads,
             exactness,
             calibration,
@@ -134,6 +138,7 @@ class Engine:
         memory_budget: MemoryBudget = None,
         context: int | None = None,
         conversations: int = 1,
+        kv: CacheType | None = None,
         threads: int | None = None,
         exactness: Exactness | None = None,
         calibration: Calibration | Literal["fresh"] | None = None,
@@ -161,9 +166,8 @@ class Engine:
         providers = select_provider(device, self.manifest.device)
         available_bytes = available()
         budget = budget_bytes(memory_budget, available_bytes)
-        self.plan = plan_memory(
-            self.manifest, budget, context, conversations, cache_types(self.manifest), read_profile(self.manifest)
-        )
+        kv_types = cache_types(self.manifest, kv)
+        self.plan = plan_memory(self.manifest, budget, context, conversations, kv_types, read_profile(self.manifest))
         to_come = self.plan.total_bytes - (resident_memory() or 0)
         reserve = usual_reserve(total_memory(), None if available_bytes is None else available_bytes - to_come)
         for loss in self.plan.given_up:

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from edge_spec.bundle import CacheType, Manifest
-from edge_spec.errors import ProviderError
+from edge_spec.errors import ProviderError, RequestError
 from edge_spec.onnx_runtime import import_onnxruntime
 
 # One node, GroupQueryAttention with one head of 8 channels and an int8 cache. Kept as bytes, because the runtime does
@@ -63,19 +63,28 @@ def takes_int8_cache() -> bool:
     return bool(np.allclose(attended, 1.5))
 
 
-def cache_types(manifest: Manifest) -> dict[str, tuple[CacheType, ...]]:
+def cache_types(manifest: Manifest, wanted: CacheType | None = None) -> dict[str, tuple[CacheType, ...]]:
     """What keys and values can be stored as here, for ``"target"`` and ``"draft"``: the models' own type first.
+
+    Args:
+        manifest: of the bundle.
+        wanted: the only type for the target; ``None`` leaves the choice.
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
+        RequestError: the target cannot have the wanted type, or not here.
     """
     records = {"target": manifest.target, "draft": manifest.draft}
-    offered = {
-        name: tuple(dict.fromkeys(graph.kv for graph in record.graphs))
+    types = {
+        name: tuple(dict.fromkeys(graph.kv for graph in record.graphs if graph.kv != "int8" or takes_int8_cache()))
         for name, record in records.items()
         if record is not None
     }
-    return {name: tuple(kv for kv in types if kv != "int8" or takes_int8_cache()) for name, types in offered.items()}
+    if wanted is None:
+        return types
+    if wanted not in types["target"]:
+        raise RequestError(f"kv is {wanted!r}, expected one of {', '.join(map(repr, types['target']))} or None.")
+    return {**types, "target": (wanted,)}
 
 
 def require_int8_cache() -> None:
