@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -248,7 +249,9 @@ def test_ctrl_c_ends_a_running_answer_without_a_traceback(plain_pair: Path) -> N
     )
     options = ["run", str(plain_pair), "hi", "--max-new-tokens", "400", "--speculation", "off", "--threads", "1"]
     command = [sys.executable, "-c", script, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # A shell that starts us in the background has its children ignore the signal.
+    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeded) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
