@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edge_spec.errors import EdgeSpecError, LogitsError
+    from edge_spec.errors import EdgeSpecError, LogitsError, MemoryBudgetError
     from edge_spec.runtime.completion import Chunk, Completion
     from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
     from edge_spec.runtime.engine import Engine, load
@@ -30,6 +30,7 @@ __all__ = [
     "Engine",
     "LogitsError",
     "LogitsProcessor",
+    "MemoryBudgetError",
     "Outcome",
     "Proposal",
     "SamplingParams",
@@ -47,6 +48,7 @@ _HOMES = {
     "Engine": "edge_spec.runtime.engine",
     "LogitsError": "edge_spec.errors",
     "LogitsProcessor": "edge_spec.runtime.logits_processors",
+    "MemoryBudgetError": "edge_spec.errors",
     "Outcome": "edge_spec.runtime.drafters.protocol",
     "Proposal": "edge_spec.runtime.proposal",
     "SamplingParams": "edge_spec.runtime.sampling_params",
