@@ -320,6 +320,9 @@ def _seal(folder: Path, manifest: Manifest) -> None:
         check_manifest(complete)
     except ValueError as error:
         raise BundleError(f"This cannot be a bundle: {error}; nothing was written.") from None
+    for name in files:  # the manifest must not reach the disk before what it speaks of
+        with (folder / name).open("rb") as written:
+            os.fsync(written.fileno())
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(complete.to_json(), file, indent=1)
         file.write("\n")

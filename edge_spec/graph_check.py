@@ -36,8 +36,8 @@ _LARGEST_WORKSPACE = 4 << 30
 _ROWS = 64
 
 
-def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> None:
-    """Check one graph of a bundle, and that its weights lie in the bundle.
+def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> OnnxGraph:
+    """Check one graph of a bundle, and that its weights lie in the bundle; return it.
 
     Raises:
         BundleError: it cannot be read, or is not what the exporter writes.
@@ -51,6 +51,7 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> None
         parsed = read_graph(data)
         _check_weights(parsed, graph, bundle.manifest)
         _Checker(parsed, record, graph, bundle.manifest).run()
+        return parsed
     except GraphError as error:
         raise BundleError(f"{file} is no graph this edge-spec runs: {error}; export the bundle again.") from None
     except (OSError, NotPlainError) as error:

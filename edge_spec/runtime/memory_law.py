@@ -49,10 +49,9 @@ _TARGET_LOGITS = 3
 _SUFFIX_TOKEN = 560
 
 # Different tokens in a text of n: HEAPS * n ** EXPONENT, measured on chats, prose and code. Their rows of the embedding
-# are read from the file, which the kernel maps in blocks; tokens of a text lie closer together than chance.
+# are read from the file, page by page.
 _HEAPS, _EXPONENT = 6.5, 0.63
-_MAPPED_BLOCK = 1 << 16
-_CLUSTERED = 0.7
+_PAGE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -266,9 +265,10 @@ def _embedding(model: ModelRecord, tokens: int, block: int) -> int:
     distinct = min(_HEAPS * tokens**_EXPONENT, facts.logits_size)
     touched = 0.0
     for width in parts:
-        size = facts.logits_size * facts.hidden_size * width
-        blocks = size / _MAPPED_BLOCK
-        touched += size * _CLUSTERED * (1 - exp(-distinct / blocks))
+        row = facts.hidden_size * width
+        pages = facts.logits_size * row / _PAGE
+        # A row that does not begin with a page reaches into one more.
+        touched += pages * _PAGE * (1 - exp(-distinct * (row / _PAGE + 1) / pages))
     return int(touched)
 
 

@@ -17,6 +17,7 @@ from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers
 from edge_spec.runtime.int8_cache import require_int8_cache
 from edge_spec.runtime.kv_cache import KVCache
+from edge_spec.runtime.mapped_weights import read_sparingly
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
 PREFILL_ROWS = 64
@@ -83,9 +84,13 @@ class Model:
         self._logits_size = record.architecture.logits_size
         graph = _choose_graph(bundle, record, kv)
         self._takes_trees = graph.tree
-        check_graph(bundle, record, graph)
+        checked = check_graph(bundle, record, graph)
         self._path = bundle.path / graph.path
         self._session = self._open(providers, threads)
+        for name, tensor in checked.initializers.items():
+            # Of these a text reads a row for each of its tokens; everything else is read in every call.
+            if name.startswith("embedding.") and tensor.external is not None:
+                read_sparingly(self._path.parent / tensor.external.location, tensor.external.offset)
         self.context = context
         self.positions = record.architecture.context_length
         self._architecture = record.architecture
