@@ -327,7 +327,7 @@ def test_nothing_behind_the_end_is_left_in_cache_or_context(
     for before, value in zip(held, target.cache._buffers.values(), strict=True):
         np.testing.assert_allclose(before, value.numpy()[:, :, :kept], rtol=0, atol=1e-5)
     if speculation == "model":
-        assert writer._drafters["model"]._model.cache.length <= len(text)  # type: ignore[attr-defined]
+        assert writer._drafters["model"]._read._model.cache.length <= len(text)  # type: ignore[attr-defined]
     if speculation == "lookup":
         indexed = writer._drafters["lookup"]._tokens  # type: ignore[attr-defined]
         assert indexed == text[: len(indexed)]

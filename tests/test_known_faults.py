@@ -202,7 +202,7 @@ def test_no_cache_holds_tokens_behind_the_stop(tiny_bundle: Bundles, rule: str, 
         assert twin._target.cache.length <= length
         drafter: Any = twin._drafters["model"]
         if speculation == "model":
-            assert drafter._model.cache.length <= length
+            assert drafter._read._model.cache.length <= length
 
 
 @every_rule
