@@ -142,10 +142,10 @@ def test_sessions_that_are_dropped_do_not_pile_up(tiny_bundle: Bundles) -> None:
 def test_a_closed_session_is_refused_and_its_cache_is_gone(engine: Engine) -> None:
     session = engine.session()
     session.generate(PROMPT, max_new_tokens=3)
-    held = engine._caches.memory_bytes
+    assert session._text.cache.memory_bytes > 0
     session.close()
     session.close()
-    assert engine._caches.memory_bytes < held
+    assert session._text.cache.memory_bytes == 0
     with pytest.raises(RequestError, match="This session is closed"):
         session.generate(PROMPT)
 
@@ -160,7 +160,7 @@ def test_a_session_closed_while_it_answers_goes_when_the_answer_ends(
     *_, last = stream
     assert last.completion is not None
     assert last.completion.token_ids == reference(PROMPT, max_new_tokens=20)
-    assert engine._caches.memory_bytes == sum(text.cache.memory_bytes for text in engine._caches._texts)
+    assert session._text.cache.memory_bytes == 0
     assert session.cached_tokens == 0
     with pytest.raises(RequestError, match="This session is closed"):
         next(late)

@@ -66,12 +66,6 @@ class CachePool:
         self._lock = RLock()
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes of all caches now."""
-        with self._lock:
-            return sum(text.cache.memory_bytes for text in self._texts)
-
-    @property
     def idle_bytes(self) -> int:
         """Bytes of the caches of all texts but that in use."""
         with self._lock:

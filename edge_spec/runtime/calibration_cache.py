@@ -51,7 +51,7 @@ def load_or_calibrate(
     if not fresh and (kept := _read(file, key)) is not None:
         return kept
     calibration = measure()
-    _write(file, {"key": key, **calibration.to_dict()})
+    keep(file, {"key": key, **calibration.to_dict()})
     return calibration
 
 
@@ -117,7 +117,8 @@ def _read(file: Path, key: dict[str, Any]) -> Calibration | None:
         return None
 
 
-def _write(file: Path, body: dict[str, Any]) -> None:
+def keep(file: Path, body: dict[str, Any]) -> None:
+    """Write a file of this folder, whole or not at all; one that cannot be written does no harm."""
     staging = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +127,7 @@ def _write(file: Path, body: dict[str, Any]) -> None:
             json.dump(body, opened, indent=1)
         Path(staging).replace(file)
     except OSError as error:
-        _LOG.debug("calibration %s cannot be kept (%s)", file, error)
+        _LOG.debug("%s cannot be kept (%s)", file, error)
         if staging is not None:
             with suppress(OSError):
                 Path(staging).unlink()

@@ -9,17 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from edge_spec.bundle import Manifest
 from edge_spec.onnx_runtime import import_onnxruntime
-from edge_spec.runtime.calibration_cache import default_folder, machine
+from edge_spec.runtime.calibration_cache import default_folder, keep, machine
 from edge_spec.runtime.heap import give_back
 
 _LOG = logging.getLogger(__name__)
@@ -103,18 +101,7 @@ def write_profile(manifest: Manifest, profile: MemoryProfile, folder: Path | Non
         return
     known = asdict(read_profile(manifest, folder) or MemoryProfile())
     known.update({name: size for name, size in asdict(profile).items() if size is not None})
-    staging = None
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, staging = tempfile.mkstemp(prefix=f".{file.stem}-", dir=file.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-            json.dump({"key": key, **known}, opened, indent=1)
-        Path(staging).replace(file)
-    except OSError as error:
-        _LOG.debug("memory profile %s cannot be kept (%s)", file, error)
-        if staging is not None:
-            with suppress(OSError):
-                Path(staging).unlink()
+    keep(file, {"key": key, **known})
 
 
 def _key(manifest: Manifest) -> dict[str, Any]:
