@@ -26,7 +26,7 @@ from typing import Any
 from edge_spec.bundle import read_manifest
 from edge_spec.byte_size import parse_size, size_text
 from edge_spec.runtime.int8_cache import cache_types
-from edge_spec.runtime.memory import closest_plan, plan_memory
+from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_profile import read_profile
 
 GROUPS = Path("/sys/fs/cgroup")
@@ -60,7 +60,9 @@ def main() -> None:
     budgets = budgets or default_budgets(manifest, arguments.context, profile)
     rows = []
     for budget in budgets:
-        plan = plan_memory(manifest, budget, arguments.context, kv_types=cache_types(manifest), profile=profile)
+        plan = plan_memory(
+            manifest, budget, arguments.context, kv_types=cache_types(manifest), profile=profile
+        ).require_fit()
         measured = measure(arguments.bundle, budget, arguments.context, arguments.profile)
         rows.append({"budget_bytes": budget, "plan": plan.to_json(), **measured})
         if not arguments.json:
@@ -74,10 +76,10 @@ def main() -> None:
 def default_budgets(manifest: Any, context: int | None, profile: Any) -> list[int]:
     """The least that fits, and then every time what the next better plan needs, up to five of them evenly spread."""
     kv_types = cache_types(manifest)
-    plan = closest_plan(manifest, 1, context, kv_types=kv_types, profile=profile)
+    plan = plan_memory(manifest, 1, context, kv_types=kv_types, profile=profile)
     budgets = [plan.total_bytes]
     while True:
-        plan = closest_plan(manifest, budgets[-1], context, kv_types=kv_types, profile=profile)
+        plan = plan_memory(manifest, budgets[-1], context, kv_types=kv_types, profile=profile)
         if plan.next_larger is None:
             break
         budgets.append(plan.next_larger.budget_bytes)

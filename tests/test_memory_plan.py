@@ -16,7 +16,7 @@ from edge_spec.bundle import ArchitectureRecord, CacheType, FileRecord, GraphRec
 from edge_spec.byte_size import parse_size
 from edge_spec.errors import MemoryBudgetError, RequestError
 from edge_spec.runtime.configuration import Configuration
-from edge_spec.runtime.memory import MemoryPlan, closest_plan, plan_memory
+from edge_spec.runtime.memory import MemoryPlan, plan_memory
 from edge_spec.runtime.memory_law import memory_items
 from edge_spec.runtime.memory_profile import MemoryNotes, MemoryProfile, read_profile, write_profile
 
@@ -61,8 +61,8 @@ PAIR = Manifest(
     files={"tokenizer.json": FileRecord(11422473, "")},
 )
 SMALL_VOCABULARY = replace(PAIR.target.architecture, logits_size=4096)
-LEAST = closest_plan(PAIR, 1, kv_types=INT8_KV).total_bytes
-MOST = closest_plan(PAIR, None, conversations=4).total_bytes
+LEAST = plan_memory(PAIR, 1, kv_types=INT8_KV).total_bytes
+MOST = plan_memory(PAIR, None, conversations=4).total_bytes
 BUDGETS = st.integers(LEAST, MOST + 200 * MIB)
 
 
@@ -134,7 +134,7 @@ def test_things_go_in_the_order_of_their_worth() -> None:
 def first_missed(manifest: Manifest, kv_types: dict[str, tuple[CacheType, ...]]) -> list[str]:
     missed: list[str] = []
     for budget in range(MOST, 0, -4 * MIB):
-        plan = closest_plan(manifest, budget, conversations=3, kv_types=kv_types)
+        plan = plan_memory(manifest, budget, conversations=3, kv_types=kv_types)
         missed += [lost.what for lost in plan.given_up if lost.what not in missed]
         if not plan.fits:
             break
@@ -153,20 +153,20 @@ def test_what_a_lost_draft_leaves_is_spent_again() -> None:
 
 
 def test_a_context_that_is_insisted_on_is_kept_or_refused() -> None:
-    least = closest_plan(PAIR, 1, context=8192).total_bytes
+    least = plan_memory(PAIR, 1, context=8192).total_bytes
     plan = plan_memory(PAIR, least, context=8192)
     assert plan.configuration.context == 8192
     assert not plan.configuration.draft
     with pytest.raises(MemoryBudgetError, match="smaller context"):
-        plan_memory(PAIR, least - 1, context=8192)
+        plan_memory(PAIR, least - 1, context=8192).require_fit()
 
 
 def test_a_refusal_holds_the_table_and_the_least_that_is_needed() -> None:
     with pytest.raises(MemoryBudgetError) as refused:
-        plan_memory(PAIR, LEAST // 2)
+        plan_memory(PAIR, LEAST // 2).require_fit()
     for text in ("target weights", "1.4", "do not fit a budget", "--recipe int4"):
         assert text in str(refused.value)
-    plan = closest_plan(PAIR, LEAST // 2, kv_types=INT8_KV)
+    plan = plan_memory(PAIR, LEAST // 2, kv_types=INT8_KV)
     assert not plan.fits
     assert plan.total_bytes == LEAST
     assert plan_memory(PAIR, LEAST, kv_types=INT8_KV).fits
@@ -179,7 +179,7 @@ def test_wishes_out_of_range_are_refused(wish: str, value: int) -> None:
 
 
 def test_int8_for_the_target_is_named_for_changing_the_text() -> None:
-    least = closest_plan(PAIR, 1, context=8192, kv_types=INT8_KV).total_bytes
+    least = plan_memory(PAIR, 1, context=8192, kv_types=INT8_KV).total_bytes
     plan = plan_memory(PAIR, least, context=8192, kv_types=INT8_KV)
     assert plan.configuration.target_kv == "int8"
     assert "CHANGES THE TEXT" in str(plan)

@@ -51,7 +51,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from edge_spec.cli.command import given
     from edge_spec.runtime.free_memory import available_memory
     from edge_spec.runtime.int8_cache import cache_types
-    from edge_spec.runtime.memory import closest_plan
+    from edge_spec.runtime.memory import plan_memory
     from edge_spec.runtime.memory_budget import budget_bytes
     from edge_spec.runtime.memory_profile import read_profile
 
@@ -61,7 +61,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     budgets = [budget_bytes(budget, available, "--budget") for budget in arguments.budget or [None]]
     wishes = given(arguments, "context", "conversations")
     kv_types = cache_types(manifest, arguments.kv)
-    plans = [closest_plan(manifest, budget, **wishes, kv_types=kv_types, profile=profile) for budget in budgets]
+    plans = [plan_memory(manifest, budget, **wishes, kv_types=kv_types, profile=profile) for budget in budgets]
     if arguments.json:
         bodies = [plan.to_json() for plan in plans]
         print(json.dumps(bodies[0] if len(bodies) == 1 else bodies, indent=1))

@@ -167,7 +167,8 @@ class Engine:
         available_bytes = available()
         budget = budget_bytes(memory_budget, available_bytes)
         kv_types = cache_types(self.manifest, kv)
-        self.plan = plan_memory(self.manifest, budget, context, conversations, kv_types, read_profile(self.manifest))
+        plan = plan_memory(self.manifest, budget, context, conversations, kv_types, read_profile(self.manifest))
+        self.plan = plan.require_fit()
         to_come = self.plan.total_bytes - (resident_memory() or 0)
         reserve = usual_reserve(total_memory(), None if available_bytes is None else available_bytes - to_come)
         for loss in self.plan.given_up:

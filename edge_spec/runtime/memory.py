@@ -88,6 +88,16 @@ class MemoryPlan:
         """Whether the peak stays within the budget."""
         return self.budget_bytes is None or self.total_bytes <= self.budget_bytes
 
+    def require_fit(self) -> MemoryPlan:
+        """Return the plan itself. Raises MemoryBudgetError, with the table, if it does not fit its budget."""
+        if not self.fits:
+            raise MemoryBudgetError(
+                f"This bundle does not fit its memory budget; this is the least it takes:\n{self}\n"
+                "Give a larger budget, or a smaller context if you asked for one, free memory, or export the target "
+                "with a smaller recipe (--recipe int4)."
+            )
+        return self
+
     def to_json(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         return {"fits": self.fits, **asdict(self)}
@@ -115,29 +125,12 @@ def plan_memory(
             ``None``: in their own type only.
         profile: what an earlier load measured here.
 
+    Returns:
+        The plan; where nothing fits, that of the smallest configuration.
+
     Raises:
-        MemoryBudgetError: not even the smallest configuration fits; the message holds its table.
         RequestError: an argument is out of range.
     """
-    plan = closest_plan(manifest, budget, context, conversations, kv_types, profile)
-    if not plan.fits:
-        raise MemoryBudgetError(
-            f"This bundle does not fit its memory budget; this is the least it takes:\n{plan}\n"
-            + ("Give a larger budget" if context is None else "Give a larger budget or a smaller context")
-            + ", free memory, or export the target with a smaller recipe (--recipe int4)."
-        )
-    return plan
-
-
-def closest_plan(
-    manifest: Manifest,
-    budget: int | None,
-    context: int | None = None,
-    conversations: int = DEFAULT_CONVERSATIONS,
-    kv_types: Mapping[str, Sequence[CacheType]] | None = None,
-    profile: MemoryProfile | None = None,
-) -> MemoryPlan:
-    """As :func:`plan_memory`, but where nothing fits return the smallest plan, whose ``fits`` is false."""
     return _Planner(manifest, _levels(manifest, context, conversations, kv_types), profile).plan(budget)
 
 
