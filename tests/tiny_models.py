@@ -10,13 +10,23 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from edge_spec.export import export_pair
@@ -25,7 +35,12 @@ from edge_spec.export.recipe import Device
 _FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
 }
 
 # On matrices this small, several threads only wait for each other.
@@ -82,7 +97,8 @@ def random_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTra
     Weights are scaled so that logits spread over a few nats: the next token is neither certain nor a toss-up.
     """
     config_class, model_class = _FAMILIES[family]
-    model: PreTrainedModel = model_class(config_class(**{**SIZES, **changes})).eval()
+    model: PreTrainedModel = model_class(config_class(**{**SIZES, "pad_token_id": None, **changes})).eval()
+    norm_gain = 0.0 if family == "gemma3" else 1.0  # Gemma's are stored as distances from one
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -91,7 +107,7 @@ def random_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTra
                 gain = 1.4 if "embed" in name or "lm_head" in name else 1.6
                 parameter.copy_(noise * (gain / parameter.shape[1] ** 0.5))
             else:
-                parameter.copy_(0.3 * noise + (1.0 if "norm" in name else 0.0))
+                parameter.copy_(0.3 * noise + (norm_gain if "norm" in name else 0.0))
     return model
 
 

@@ -82,9 +82,9 @@ class Architecture:
         return tuple(dict.fromkeys(layer.rope for layer in self.attention if layer.rope is not None))
 
     @property
-    def windows(self) -> tuple[int, ...]:
-        """The different windows, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.window for layer in self.attention if layer.window is not None))
+    def window(self) -> int | None:
+        """The window of the layers that have one, which is the same for all of them."""
+        return next((layer.window for layer in self.attention if layer.window is not None), None)
 
 
 def check_sizes(architecture: Architecture, where: str) -> None:
@@ -97,9 +97,11 @@ def check_sizes(architecture: Architecture, where: str) -> None:
     if len(facts.attention) != facts.layers:
         raise CheckpointError(f"{where}: {facts.layers} layers, but attention is described for {len(facts.attention)}")
     for rope in facts.ropes:
-        if rope.size % 2 or not 0 < rope.size <= facts.head_size:
-            raise CheckpointError(
-                f"{where}: {rope.size} elements of heads of {facts.head_size} cannot be rotated, the number must be even"
+        # What attention's kernels rotate.
+        if facts.head_size % 16 or rope.size % 16 or rope.size > facts.head_size:
+            raise UnsupportedError(
+                f"{where}: {rope.size} elements of heads of {facts.head_size} are to be rotated; supported are "
+                "multiples of 16"
             )
 
     table = (facts.context_length + 1) * facts.head_size // 2

@@ -8,10 +8,12 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from edge_spec.export.architecture import Architecture
+from edge_spec.export.architecture import Architecture, LayerAttention
 from edge_spec.export.cache_scales import CacheScales
 from edge_spec.export.packing import PackedEmbedding, PackedLayer, PackedMatrix, PackedModel
 from edge_spec.export.recipe import Device
+from edge_spec.export.rope import Rope
+from edge_spec.export.window_bias import window_bias
 
 _CONTRIB = "com.microsoft"
 _OPSETS = {"": 23, _CONTRIB: 1}
@@ -56,7 +58,7 @@ class _DecoderGraph:
         architecture: Architecture,
         device: Device,
         tree: bool,
-        rotary: tuple[ir.TensorProtocol, ir.TensorProtocol],
+        rotary: Mapping[Rope, tuple[ir.TensorProtocol, ir.TensorProtocol]],
         scales: Sequence[CacheScales] | None,
     ) -> None:
         self._facts = architecture
@@ -75,9 +77,10 @@ class _DecoderGraph:
         self._positions = self._input("position_ids", int64, [1, "rows"])
         self._seqlens_k = self._input("seqlens_k", int32, [1])
         self._total_length = self._input("total_sequence_length", int32, [])
-        self._bias = self._attention_bias() if tree else None
+        # What attention adds to its scores, by the window of its layer.
+        self._bias = self._attention_bias() if tree else {}
         self._logit_rows = self._input("logit_rows", int64, ["logit_rows"])
-        self._cos, self._sin = (self._tape.initializer(table) for table in rotary)
+        self._rotary = {rope: [self._tape.initializer(table) for table in tables] for rope, tables in rotary.items()}
 
         self._hidden = self._ids
         # What the last sublayer added, not yet summed into the residual stream: the next norm fuses the sum.
@@ -85,36 +88,23 @@ class _DecoderGraph:
 
     def embed(self, embedding: PackedEmbedding) -> None:
         """Turn the ids into the residual stream."""
-        weight, *scaling = (
-            self._tape.initializer(embedding.tensors[part], f"embedding.{part}")
-            for part in _BLOCK_PARTS
-            if part in embedding.tensors
-        )
-        if not scaling:
-            rows = self._op("Gather", [weight, self._ids], {"axis": 0})
-            self._hidden = self._to_compute_type(rows, embedding.format)
-            return
-        attributes: dict[str, int | float] = {
-            "bits": 4 if embedding.format == "int4" else 8,
-            "block_size": embedding.block_size,
-            "gather_axis": 0,
-            "quantize_axis": 1,
-        }
-        self._hidden = self._op("GatherBlockQuantized", [weight, self._ids, *scaling], attributes, domain=_CONTRIB)
+        self._hidden = self._scaled(self._look_up(embedding), self._facts.embedding_scale, "embedding_scale")
 
     def add_layer(self, index: int, layer: PackedLayer) -> None:
         """Append decoder layer ``index``."""
         prefix = f"layers.{index}."
         normed = self._norm(layer.input_norm, prefix + "input_norm")
         qkv = self._linear(normed, layer.qkv, layer.qkv_bias, prefix + "qkv")
-        attended = self._attention(qkv, index)
-        self._pending = self._linear(attended, layer.output, layer.output_bias, prefix + "output")
+        attended = self._attention(self._queries_keys_values(qkv, layer, prefix), index)
+        update = self._linear(attended, layer.output, layer.output_bias, prefix + "output")
+        self._pending = self._post_norm(update, layer.post_attention_norm, prefix + "post_attention_norm")
 
         normed = self._norm(layer.mlp_norm, prefix + "mlp_norm")
         gate_up = self._linear(normed, layer.gate_up, layer.gate_up_bias, prefix + "gate_up")
         gate, up = self._tape.op_multi_out("Split", [gate_up], {"axis": -1, "num_outputs": 2}, num_outputs=2)
-        activated = self._op("Mul", [self._op("Mul", [gate, self._op("Sigmoid", [gate])]), up])
-        self._pending = self._linear(activated, layer.down, layer.down_bias, prefix + "down")
+        activated = self._op("Mul", [self._activation(gate), up])
+        update = self._linear(activated, layer.down, layer.down_bias, prefix + "down")
+        self._pending = self._post_norm(update, layer.post_mlp_norm, prefix + "post_mlp_norm")
 
     def finish(self, final_norm: ir.TensorProtocol, lm_head: PackedMatrix) -> ir.Model:
         """Append the final norm and lm_head on the wanted rows, and return the model."""
@@ -136,16 +126,40 @@ class _DecoderGraph:
         )
         return ir.Model(graph, ir_version=_IR_VERSION, producer_name="edge-spec")
 
+    def _look_up(self, embedding: PackedEmbedding) -> ir.Value:
+        """The rows of the embedding that the ids name."""
+        weight, *scaling = (
+            self._tape.initializer(embedding.tensors[part], f"embedding.{part}")
+            for part in _BLOCK_PARTS
+            if part in embedding.tensors
+        )
+        if not scaling:
+            rows = self._op("Gather", [weight, self._ids], {"axis": 0})
+            return self._to_compute_type(rows, embedding.format)
+        attributes: dict[str, int | float] = {
+            "bits": 4 if embedding.format == "int4" else 8,
+            "block_size": embedding.block_size,
+            "gather_axis": 0,
+            "quantize_axis": 1,
+        }
+        return self._op("GatherBlockQuantized", [weight, self._ids, *scaling], attributes, domain=_CONTRIB)
+
+    def _scaled(self, x: ir.Value, factor: float, name: str) -> ir.Value:
+        return x if factor == 1.0 else self._op("Mul", [x, self._constant(name, self._number(factor))])
+
+    def _activation(self, gate: ir.Value) -> ir.Value:
+        if self._facts.activation == "gelu_tanh":
+            return self._op("Gelu", [gate], {"approximate": "tanh"})
+        return self._op("Mul", [gate, self._op("Sigmoid", [gate])])
+
     def _norm(self, gain: ir.TensorProtocol, name: str) -> ir.Value:
         """RMS norm of the residual stream, after summing into it what is pending."""
-        weight = self._tape.initializer(gain)
-        epsilon = {"epsilon": self._facts.norm_epsilon}
         if self._pending is None:
-            return self._op("RMSNormalization", [self._hidden, weight], {**epsilon, "axis": -1}, name=name)
+            return self._rms_norm(self._hidden, gain, name)
         normed, _, _, self._hidden = self._tape.op_multi_out(
             "SkipSimplifiedLayerNormalization",
-            [self._hidden, self._pending, weight],
-            epsilon,
+            [self._hidden, self._pending, self._tape.initializer(gain)],
+            {"epsilon": self._facts.norm_epsilon},
             num_outputs=4,
             domain=_CONTRIB,
             name=name,
@@ -153,25 +167,67 @@ class _DecoderGraph:
         self._pending = None
         return normed
 
-    def _attention_bias(self) -> ir.Value:
-        """The bias of every layer's attention [1, 1, rows, total]: the call's own, behind zeros for the cache."""
+    def _post_norm(self, update: ir.Value, gain: ir.TensorProtocol | None, name: str) -> ir.Value:
+        """What a sublayer adds to the residual stream, normed where the family does that."""
+        return update if gain is None else self._rms_norm(update, gain, name)
+
+    def _rms_norm(self, x: ir.Value, gain: ir.TensorProtocol, name: str) -> ir.Value:
+        attributes = {"epsilon": self._facts.norm_epsilon, "axis": -1}
+        return self._op("RMSNormalization", [x, self._tape.initializer(gain)], attributes, name=name)
+
+    def _attention_bias(self) -> dict[int | None, ir.Value]:
+        """The bias of attention [1, 1, rows, total] by window: the call's own, behind zeros for the cache."""
         own = self._input("tree_bias", self._dtype, [1, 1, "rows", "rows"])
         padding = self._input("tree_bias_padding", ir.DataType.INT64, [2])
         columns = self._constant("bias_columns", np.array([3], np.int64))
-        return self._op("Pad", [own, padding, None, columns])
+        bias = self._op("Pad", [own, padding, None, columns])
+        window = self._facts.window
+        if window is None:
+            return {None: bias}
+        return {
+            None: bias,
+            window: window_bias(
+                self._tape, bias, self._positions, padding, window, self._number(-np.inf), self._constant
+            ),
+        }
 
-    def _attention(self, qkv: ir.Value, index: int) -> ir.Value:
+    def _queries_keys_values(self, qkv: ir.Value, layer: PackedLayer, prefix: str) -> list[ir.Value | None]:
+        """What attention reads: the three in one value, or each its own where queries and keys are normed by heads."""
+        if layer.q_norm is None or layer.k_norm is None:
+            return [qkv, None, None]
         facts = self._facts
+        query, key, value = self._tape.op_multi_out(
+            "Split",
+            [qkv, self._constant("qkv_sizes", np.array([facts.heads, *[facts.kv_heads] * 2], np.int64) * facts.head_size)],
+            {"axis": -1},
+            num_outputs=3,
+        )
+        return [
+            self._head_norm(query, layer.q_norm, facts.heads, prefix + "q_norm"),
+            self._head_norm(key, layer.k_norm, facts.kv_heads, prefix + "k_norm"),
+            value,
+        ]
+
+    def _head_norm(self, x: ir.Value, gain: ir.TensorProtocol, heads: int, name: str) -> ir.Value:
+        size = self._facts.head_size
+        apart = self._constant(f"heads_{heads}", np.array([0, 0, heads, size], np.int64))
+        together = self._constant(f"row_{heads}", np.array([0, 0, heads * size], np.int64))
+        normed = self._rms_norm(self._op("Reshape", [x, apart]), gain, name)
+        return self._op("Reshape", [normed, together])
+
+    def _attention(self, queries_keys_values: list[ir.Value | None], index: int) -> ir.Value:
+        facts, layer = self._facts, self._facts.attention[index]
         shape: list[int | str] = [1, facts.kv_heads, "capacity", facts.head_size]
         past = [self._input(f"past_key_values.{index}.{part}", self._cache_dtype, shape) for part in ("key", "value")]
-        inputs = [qkv, None, None, *past, self._seqlens_k, self._total_length, self._cos, self._sin]
-        inputs += [self._positions, self._bias] if self._tree else []
-        attributes: dict[str, int | str] = {"num_heads": facts.heads, "kv_num_heads": facts.kv_heads, "do_rotary": 1}
+        inputs = [*queries_keys_values, *past, self._seqlens_k, self._total_length]
+        inputs += [None, None] if layer.rope is None else self._rotary[layer.rope]
+        if self._tree:
+            inputs += [None if layer.rope is None else self._positions, self._bias[layer.window]]
+        attributes = self._attention_attributes(layer)
         if self._scales is not None:
             scales = self._scales[index]
             inputs += [None] * (_SCALE_INPUT - len(inputs))
             inputs += [self._scale(index, "key", scales.key), self._scale(index, "value", scales.value)]
-            attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
         attended, *present = self._tape.op_multi_out(
             "GroupQueryAttention",
             inputs,
@@ -183,6 +239,22 @@ class _DecoderGraph:
         for value, part in zip(present, ("key", "value"), strict=True):
             self._presents.append(_describe(value, f"present.{index}.{part}", self._cache_dtype, shape))
         return attended
+
+    def _attention_attributes(self, layer: LayerAttention) -> dict[str, int | float | str]:
+        facts = self._facts
+        attributes: dict[str, int | float | str] = {
+            "num_heads": facts.heads,
+            "kv_num_heads": facts.kv_heads,
+            "do_rotary": int(layer.rope is not None),
+        }
+        if facts.attention_scale is not None:
+            attributes["scale"] = facts.attention_scale
+        if layer.window is not None and not self._tree:
+            # Slots, which are positions in a chain. In a tree they are not, so there the bias tells.
+            attributes["local_window_size"] = layer.window
+        if self._scales is not None:
+            attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+        return attributes
 
     def _scale(self, index: int, part: str, scale: np.ndarray) -> ir.Value:
         shaped = scale.reshape(1, self._facts.kv_heads, 1, self._facts.head_size)
@@ -254,6 +326,10 @@ class _DecoderGraph:
         self._inputs.append(value)
         return value
 
+    def _number(self, value: float) -> np.generic:
+        """A scalar of the compute type."""
+        return self._dtype.numpy().type(value)
+
     def _constant(self, name: str, value: np.generic | np.ndarray) -> ir.Value:
         if name not in self._constants:
             self._constants[name] = self._tape.initializer(ir.tensor(np.asarray(value), name=name))
@@ -263,7 +339,7 @@ class _DecoderGraph:
         self,
         kind: str,
         inputs: list[ir.Value | None],
-        attributes: Mapping[str, int | float] | None = None,
+        attributes: Mapping[str, int | float | str] | None = None,
         domain: str = "",
         name: str | None = None,
     ) -> ir.Value:
