@@ -13,6 +13,9 @@ from edge_spec.export.rope_scaling import longrope_context, rope_from_config
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
+# Families whose layers differ in what they see, and say so in ``layer_types``.
+_MIXED = ("qwen2", "qwen3", "gemma3", "smollm3")
+
 _ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
@@ -150,7 +153,14 @@ def _local_rope(config: Metadata, head_size: int, context: int) -> Rope:
 def _layer_types(config: Metadata, family: Family, layers: int) -> list[str]:
     """Return for each layer whether it sees all tokens or a window."""
     listed = config.get("layer_types")
-    if listed is not None:
+    if family.name not in _MIXED and (
+        config.flag("use_sliding_window", False) or (isinstance(listed, list) and _SLIDING in listed)
+    ):
+        raise UnsupportedError(
+            f"{config.where}: 'use_sliding_window' or 'layer_types' asks for sliding-window attention in some layers, "
+            f"which a {family.name} does not have"
+        )
+    if family.name in _MIXED and listed is not None:
         if not isinstance(listed, list) or len(listed) != layers:
             given = f"{len(listed)} entries" if isinstance(listed, list) else repr(listed)
             raise CheckpointError(f"{config.where}: 'layer_types' has {given}, expected one for each of {layers} layers")
