@@ -246,7 +246,11 @@ def test_layers_of_qwen2_see_what_their_configuration_says(
 @pytest.mark.parametrize(
     ("changes", "error", "complaint"),
     [
-        ({"layer_types": ["full_attention"]}, CheckpointError, "'layer_types' has 1 entries, expected one for each of 2"),
+        (
+            {"layer_types": ["full_attention"]},
+            CheckpointError,
+            "'layer_types' has 1 entries, expected one for each of 2",
+        ),
         ({"layer_types": "full_attention"}, CheckpointError, "'layer_types' has 'full_attention'"),
         ({"layer_types": ["full_attention", "linear_attention"]}, UnsupportedError, "names 'linear_attention'"),
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, CheckpointError, "lacks 'sliding_window'"),
@@ -326,14 +330,14 @@ def test_added_tokens_beyond_the_embedding_are_left_out(folder: Path) -> None:
     assert max(vocabulary.special_token_ids) == 39
 
 
-@pytest.mark.parametrize(("context", "factor", "length"), [(None, 1.0, 64), (64, 1.0, 64), (65, 2.0, 65), (256, 2.0, 256)])
+@pytest.mark.parametrize(
+    ("context", "factor", "length"), [(None, 1.0, 64), (64, 1.0, 64), (65, 2.0, 65), (256, 2.0, 256)]
+)
 def test_the_context_decides_between_the_factors_of_longrope(
     tmp_path: Path, context: int | None, factor: float, length: int
 ) -> None:
     parameters = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    config = Phi3Config(
-        **SIZES, pad_token_id=None, rope_parameters=parameters, original_max_position_embeddings=64
-    )
+    config = Phi3Config(**SIZES, pad_token_id=None, rope_parameters=parameters, original_max_position_embeddings=64)
     save_model(tmp_path, Phi3ForCausalLM(config))
     facts = HuggingFaceCheckpoint(tmp_path, context=context).architecture
     assert facts.context_length == length

@@ -198,7 +198,10 @@ class _DecoderGraph:
         facts = self._facts
         query, key, value = self._tape.op_multi_out(
             "Split",
-            [qkv, self._constant("qkv_sizes", np.array([facts.heads, *[facts.kv_heads] * 2], np.int64) * facts.head_size)],
+            [
+                qkv,
+                self._constant("qkv_sizes", np.array([facts.heads, *[facts.kv_heads] * 2], np.int64) * facts.head_size),
+            ],
             {"axis": -1},
             num_outputs=3,
         )
@@ -328,7 +331,7 @@ class _DecoderGraph:
 
     def _number(self, value: float) -> np.generic:
         """A scalar of the compute type."""
-        return self._dtype.numpy().type(value)
+        return np.float32(value) if self._dtype == ir.DataType.FLOAT else np.float16(value)
 
     def _constant(self, name: str, value: np.generic | np.ndarray) -> ir.Value:
         if name not in self._constants:
