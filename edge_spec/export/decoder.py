@@ -42,7 +42,8 @@ def read_layer(checkpoint: Checkpoint, index: int) -> DecoderLayer:
     facts = checkpoint.architecture
 
     def stack(names: tuple[str, ...], kind: str) -> Float32Array:
-        return np.concatenate([checkpoint.tensor(f"{prefix}{name}.{kind}") for name in names])
+        parts = [checkpoint.tensor(f"{prefix}{name}.{kind}") for name in names]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def projection(*names: str, bias: bool) -> tuple[Float32Array, Float32Array | None]:
         return stack(names, "weight"), stack(names, "bias") if bias else None
