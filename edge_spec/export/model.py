@@ -12,12 +12,12 @@ import onnx_ir as ir
 from edge_spec.bundle import ArchitectureRecord, CacheType, GraphRecord, ModelRecord, RopeRecord
 from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import TEXT as CALIBRATION_TEXT
-from edge_spec.export.cache_scales import cache_scales
+from edge_spec.export.cache_scales import CacheScales, cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
 from edge_spec.export.decoder import read_final_norm, read_layer
 from edge_spec.export.graph import build_graph
 from edge_spec.export.graph_run import run_graph
-from edge_spec.export.packing import PackedModel, Packer
+from edge_spec.export.packing import PackedLayer, PackedModel, Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.quality import MAX_TOKENS, TEXT, compare, require_quality
 from edge_spec.export.recipe import Device, Recipe
@@ -82,21 +82,25 @@ def export_model(
 
     quality = None
     if check or rounded:
-        progress(f"check {folder.name}", 0, 1)
         # One run serves the check and the scales: its rows do not see what is read behind them.
         read = _calibration_ids(checkpoint) if rounded else _text_ids(checkpoint)
-        run = run_graph(folder / plain[0].name, facts, read, range(0 if text_ids is None else len(text_ids)))
-        if reference_logits is not None:
+        stage, steps = f"check {folder.name}", facts.layers + 1
+        scales: list[CacheScales] = []
+
+        def on_layer(layer: int, keys: Float32Array, values: Float32Array) -> None:
+            rope = facts.attention[layer].rope
+            scales.append(cache_scales(keys, values, 0 if rope is None else rope.size))
+            progress(stage, layer + 1, steps)
+
+        progress(stage, 0, steps)
+        logits = run_graph(folder / plain[0].name, read, range(0 if text_ids is None else len(text_ids)), on_layer)
+        if logits is not None and reference_logits is not None:
             usable = checkpoint.vocabulary.size
-            quality = compare(run.logits[:, :usable], reference_logits[:, :usable])
+            quality = compare(logits[:, :usable], reference_logits[:, :usable])
             require_quality(quality, recipe, checkpoint.source)
-        scales = [
-            cache_scales(keys, values, 0 if layer.rope is None else layer.rope.size)
-            for keys, values, layer in zip(run.keys, run.values, facts.attention, strict=True)
-        ]
         for file in rounded:
             ir.save(build_graph(facts, model, device, file.tree, scales), folder / file.name)
-        progress(f"check {folder.name}", 1, 1)
+        progress(stage, steps, steps)
 
     has_integers = "w8a8" in recipe.formats.values()
     return ModelRecord(
@@ -127,10 +131,7 @@ def _pack(
     layers = []
     for index in range(facts.layers):
         progress(stage, index, steps)
-        layer = read_layer(checkpoint, index)
-        if reference is not None:
-            reference.run_layer(layer)
-        layers.append(packer.layer(index, layer))
+        layers.append(_pack_layer(checkpoint, packer, reference, index))
     progress(stage, facts.layers, steps)
 
     final_norm = read_final_norm(checkpoint)
@@ -174,6 +175,14 @@ def _rotary(checkpoint: Checkpoint, packer: Packer) -> dict[Rope, tuple[ir.Tenso
         )
         stored[rope] = packer.vector(name + "_cos", cos), packer.vector(name + "_sin", sin)
     return stored
+
+
+def _pack_layer(checkpoint: Checkpoint, packer: Packer, reference: Float32Reference | None, index: int) -> PackedLayer:
+    """Stream one layer. A function of its own, so that its float32 weights are gone before the next layer's come."""
+    layer = read_layer(checkpoint, index)
+    if reference is not None:
+        reference.run_layer(layer)
+    return packer.layer(index, layer)
 
 
 def _text_ids(checkpoint: Checkpoint) -> npt.NDArray[np.int64]:

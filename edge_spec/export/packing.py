@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,14 @@ from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.quantize import quantize_blocks, quantize_blocks_with_zero_points, quantize_channels
 from edge_spec.export.recipe import Device, EmbeddingFormat, MatrixFormat, Recipe
 from edge_spec.export.rope import Rope
-from edge_spec.export.weights import WeightFile
+from edge_spec.export.weights import Region, WeightFile
 
 Float32Array = npt.NDArray[np.float32]
 ReadRows = Callable[[int, int], Float32Array]
 Parts = dict[str, npt.NDArray[Any]]
 
-# Rows quantized at a time: bounds the float32 temporaries of a 150k-row vocabulary matrix.
-_ROWS_AT_ONCE = 4096
+# Elements read, quantized and written at a time: bounds the float32 temporaries of the largest matrix.
+_ELEMENTS_AT_ONCE = 1 << 24
 
 # One row of the embedding is read for a token, so its scales cost no time.
 _INT8_BLOCK_SIZE = 32
@@ -156,16 +156,12 @@ class Packer:
         def quantize(rows: Float32Array) -> Parts:
             if storage in ("fp32", "fp16"):
                 return {"weight": rows.astype(_FLOAT_TYPES[storage])}
-            if storage == "int8":
-                return dict(zip(("weight", "scale"), quantize_blocks(rows, 8, block_size), strict=True))
-            return self._int4(rows)
-
-        parts = _concatenate([quantize(rows) for rows in _row_blocks(vocab_size, read_rows)], axis=0)
-        if storage in ("int8", "int4"):
+            parts = self._int4(rows) if storage == "int4" else self._int8(rows, block_size)
             # Rows are looked up whole, so the padding of the last block must go.
             row_bytes = hidden_size if storage == "int8" else hidden_size // 2
-            parts["weight"] = parts["weight"].reshape(vocab_size, -1)[:, :row_bytes]
-        return PackedEmbedding(storage, self._append("embedding", parts), block_size)
+            return {**parts, "weight": parts["weight"].reshape(len(rows), -1)[:, :row_bytes]}
+
+        return PackedEmbedding(storage, self._store("embedding", shape, read_rows, quantize, 0), block_size)
 
     def _matrix(self, name: str, shape: tuple[int, ...], read_rows: ReadRows, storage: MatrixFormat) -> PackedMatrix:
         outputs, inputs = shape
@@ -179,8 +175,8 @@ class Packer:
 
         # Weights multiply from the right, so that outputs are columns; int4 kernels want them as rows.
         axis = 0 if storage == "int4" else -1
-        parts = _concatenate([quantize(rows) for rows in _row_blocks(outputs, read_rows)], axis)
-        return PackedMatrix(storage, inputs, outputs, self._append(name, parts), self._recipe.block_size)
+        tensors = self._store(name, shape, read_rows, quantize, axis)
+        return PackedMatrix(storage, inputs, outputs, tensors, self._recipe.block_size)
 
     def _int4(self, rows: Float32Array) -> Parts:
         block_size = self._recipe.block_size
@@ -189,20 +185,36 @@ class Packer:
             return dict(zip(("weight", "scale", "zero_point"), parts, strict=True))
         return dict(zip(("weight", "scale"), quantize_blocks(rows, 4, block_size), strict=True))
 
-    def _append(self, name: str, parts: Parts) -> dict[str, ir.TensorProtocol]:
-        """Write the parts of a matrix; scales are in the compute type."""
-        return {
-            part: self.vector(f"{name}.{part}", array)
-            if part == "scale"
-            else self._weights.append(f"{name}.{part}", array)
-            for part, array in parts.items()
-        }
+    @staticmethod
+    def _int8(rows: Float32Array, block_size: int) -> Parts:
+        return dict(zip(("weight", "scale"), quantize_blocks(rows, 8, block_size), strict=True))
 
+    def _store(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        read_rows: ReadRows,
+        quantize: Callable[[Float32Array], Parts],
+        axis: int,
+    ) -> dict[str, ir.TensorProtocol]:
+        """Write the parts of a matrix, some of its rows at a time; scales are in the compute type.
 
-def _concatenate(blocks: Sequence[Parts], axis: int) -> Parts:
-    return {part: np.concatenate([block[part] for block in blocks], axis=axis) for part in blocks[0]}
-
-
-def _row_blocks(rows: int, read_rows: ReadRows) -> Iterator[Float32Array]:
-    for start in range(0, rows, _ROWS_AT_ONCE):
-        yield read_rows(start, min(start + _ROWS_AT_ONCE, rows))
+        Args:
+            name: of the matrix.
+            shape: of the matrix, ``[out, in]``.
+            read_rows: gives its rows.
+            quantize: what becomes of some rows.
+            axis: of every part, along which the rows lie.
+        """
+        count, columns = shape
+        step = max(1, _ELEMENTS_AT_ONCE // columns)
+        regions: dict[str, Region] = {}
+        for start in range(0, count, step):
+            for part, piece in quantize(read_rows(start, min(start + step, count))).items():
+                stored = piece.astype(self._compute_dtype) if part == "scale" else piece
+                if part not in regions:
+                    whole = list(stored.shape)
+                    whole[axis] = count
+                    regions[part] = self._weights.reserve(f"{name}.{part}", stored.dtype, whole)
+                regions[part].write(stored, start, axis)
+        return {part: region.tensor for part, region in regions.items()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edge_spec.bundle import TOKENIZER, Bundle, CacheType, Manifest, open_bundle
 from edge_spec.errors import RequestError
+from edge_spec.heap import give_back
 from edge_spec.runtime.admission import Admission
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
@@ -28,7 +29,6 @@ from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.exactness import Exactness
 from edge_spec.runtime.free_memory import available_memory, total_memory
 from edge_spec.runtime.generation import generate
-from edge_spec.runtime.heap import give_back
 from edge_spec.runtime.int8_cache import cache_types
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor

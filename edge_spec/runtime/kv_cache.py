@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
-from edge_spec.runtime.heap import give_back
+from edge_spec.heap import give_back
 
 # Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
 _STEP = 256

@@ -10,13 +10,13 @@ from typing import Literal
 
 from edge_spec.bundle import Bundle, CacheType, ModelRecord
 from edge_spec.errors import BundleError
+from edge_spec.heap import give_back
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.exactness import Exactness, load_at_level
-from edge_spec.runtime.heap import give_back
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.bundle import Manifest
+from edge_spec.heap import give_back
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.calibration_cache import default_folder, keep, machine
-from edge_spec.runtime.heap import give_back
 
 _LOG = logging.getLogger(__name__)
 
