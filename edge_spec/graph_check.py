@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from edge_spec.bundle import Bundle, GraphRecord, Manifest, ModelRecord
 from edge_spec.errors import BundleError
-from edge_spec.graph_rules import CONTRIB, RULES, MismatchError
+from edge_spec.graph_rule import CONTRIB, MismatchError
+from edge_spec.graph_rules import RULES
 from edge_spec.manifest_check import LARGEST_GRAPH
 from edge_spec.onnx_file import (
     FLOAT,
