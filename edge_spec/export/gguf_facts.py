@@ -77,7 +77,5 @@ class GgufFacts:
         if not isinstance(value, list):
             return self._metadata
         if not value or any(item != value[0] for item in value):
-            raise UnsupportedError(
-                f"{self.where}: {self._prefix + key} differs between layers, which is not supported"
-            )
+            raise UnsupportedError(f"{self.where}: {self._prefix + key} differs between layers, which is not supported")
         return Metadata({self._prefix + key: value[0]}, self.where)
