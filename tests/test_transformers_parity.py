@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.export import export_pair
 from edge_spec.runtime.model import Model
-from tiny_models import TOKENS, random_model, save_checkpoint
+from tiny_models import TOKENS, VARIANTS, random_model, save_checkpoint
 
 Logits = npt.NDArray[np.float32]
 
@@ -61,18 +61,6 @@ LONGROPE = {
     "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
     "original_max_position_embeddings": 192,
 }
-GEMMA3_ROPE = {
-    "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-}
-GRANITE = {
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.4,
-    "residual_multiplier": 0.7,
-    "logits_scaling": 0.5,
-}
-# Of six layers every third sees everything, the others 24 tokens.
-GEMMA3 = {"sliding_window": 24, "num_hidden_layers": 6, "sliding_window_pattern": 3, "query_pre_attn_scalar": 20}
 CASES |= {
     "llama-yarn": {"family": "llama", "rope_parameters": YARN},
     "llama-yarn-own-magnitude": {
@@ -100,14 +88,14 @@ CASES |= {
         "use_sliding_window": True,
         "sliding_window": 16,
     },
-    "gemma3": {"family": "gemma3", **GEMMA3, "rope_parameters": GEMMA3_ROPE},
-    "gemma3-wide-heads": {"family": "gemma3", **GEMMA3, "head_dim": 32, "query_pre_attn_scalar": 32},
+    "gemma3": VARIANTS["gemma3"],
+    "gemma3-wide-heads": {**VARIANTS["gemma3"], "head_dim": 32, "query_pre_attn_scalar": 32},
     "phi3": {"family": "phi3", "tie_word_embeddings": False},
     "phi3-window": {"family": "phi3", "sliding_window": 20},
     "phi3-longrope": {"family": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 192},
     "phi3-part-of-the-head": {"family": "phi3", "head_dim": 32, "partial_rotary_factor": 0.5},
-    "granite": {"family": "granite", **GRANITE},
-    "granite-with-biases": {"family": "granite", **GRANITE, "attention_bias": True, "mlp_bias": True},
+    "granite": VARIANTS["granite"],
+    "granite-with-biases": {**VARIANTS["granite"], "attention_bias": True, "mlp_bias": True},
 }
 
 # Eight nodes, parents before children: each entry is the parent's index, -1 for a root.

@@ -43,6 +43,35 @@ _FAMILIES: dict[str, tuple[Any, Any]] = {
     "granite": (GraniteConfig, GraniteForCausalLM),
 }
 
+# One model of each family with what sets it apart. Windows are shorter than the texts of tests.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "mistral": {"family": "mistral", "sliding_window": 24},
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3", "head_dim": 32},
+    "smollm3": {"family": "smollm3", "num_hidden_layers": 4},
+    "gemma3": {
+        "family": "gemma3",
+        # Of six layers every third sees everything.
+        "num_hidden_layers": 6,
+        "sliding_window_pattern": 3,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 20,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
+    "phi3": {"family": "phi3", "sliding_window": 20, "head_dim": 32, "partial_rotary_factor": 0.5},
+    "granite": {
+        "family": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.5,
+    },
+}
+
 # On matrices this small, several threads only wait for each other.
 torch.set_num_threads(1)
 

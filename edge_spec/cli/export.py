@@ -34,6 +34,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
     parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
+    parser.add_argument(
+        "--context", type=int, metavar="TOKENS", help="longest text of the target (what it was trained for)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
@@ -50,7 +53,7 @@ def _export(arguments: argparse.Namespace) -> int:
     models = {"draft": None} if arguments.pair is None else vars(read_pair_recipe(arguments.pair))
     with ProgressBars() as progress:
         report = export_pair(
-            **{**models, **given(arguments, "target", "draft", "recipe", "draft_recipe")},
+            **{**models, **given(arguments, "target", "draft", "recipe", "draft_recipe", "context")},
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,

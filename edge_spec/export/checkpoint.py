@@ -76,24 +76,26 @@ class Checkpoint(Protocol):
         ...
 
 
-def open_checkpoint(source: str | PathLike[str]) -> Checkpoint:
+def open_checkpoint(source: str | PathLike[str], context: int | None = None) -> Checkpoint:
     """Open a checkpoint, wherever it lies.
 
     Args:
         source: a ``.gguf`` file, a Hugging Face folder, or a hub id ``owner/name``, which is downloaded.
+        context: positions that are wanted; ``None`` for as many as the model was trained for, which with LongRoPE is
+            the shorter of its two contexts.
 
     Raises:
         CheckpointError: nothing is there, or what is there is unreadable, damaged or incomplete.
         UnsupportedError: its architecture, tokenizer or quantization is not supported.
     """
     try:
-        return _open(source)
+        return _open(source, context)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"cannot read {str(source)!r}: {reason}; check the path and its permissions") from error
 
 
-def _open(source: str | PathLike[str]) -> Checkpoint:
+def _open(source: str | PathLike[str], context: int | None) -> Checkpoint:
     # The readers import their formats' packages, and this module's types.
     from edge_spec.export.gguf_checkpoint import GgufCheckpoint
     from edge_spec.export.huggingface import HuggingFaceCheckpoint, download
@@ -102,17 +104,17 @@ def _open(source: str | PathLike[str]) -> Checkpoint:
     if path.is_file():
         if path.name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
             raise CheckpointError(f"{path} is one file of a Hugging Face checkpoint; give its folder {path.parent}")
-        return GgufCheckpoint(path)
+        return GgufCheckpoint(path, context)
     if path.is_dir():
         if (path / "config.json").is_file():
-            return HuggingFaceCheckpoint(path)
+            return HuggingFaceCheckpoint(path, context=context)
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
-            return GgufCheckpoint(files[0])
+            return GgufCheckpoint(files[0], context)
         found = f"{len(files)} .gguf files: name one of them" if files else "no .gguf file either"
         raise CheckpointError(f"the folder {path} holds no config.json (a Hugging Face checkpoint) and {found}")
     if isinstance(source, str) and path.suffix != ".gguf" and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source):
-        return HuggingFaceCheckpoint(download(source), source=source)
+        return HuggingFaceCheckpoint(download(source), source=source, context=context)
     raise CheckpointError(
         f"no checkpoint at {str(source)!r}: there is no such file or folder, and it is no hub id (owner/name) either; "
         "give a .gguf file, a folder with config.json and safetensors, or a hub id"

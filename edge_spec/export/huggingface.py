@@ -207,7 +207,7 @@ def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embed
     text = _read(path, LARGEST_TOKENIZER)
     try:
         with panics_as_errors():
-            tokenizer = Tokenizer.from_buffer(text)
+            tokenizer = Tokenizer.from_buffer(_within_the_embedding(text, embedding_rows))
             check_tokenizer(tokenizer)
     except Exception as error:  # the package raises nothing more specific
         raise CheckpointError(f"{path} is no tokenizer ({reason(error)}); download it again") from error
@@ -236,6 +236,14 @@ def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embed
         chat_template=_read_chat_template(folder, settings),
         named_tokens=named,
     )
+
+
+def _within_the_embedding(text: bytes, rows: int) -> bytes:
+    """A tokenizer.json without added tokens that the embedding has no row for, as for pictures in small Gemmas."""
+    content = json.loads(text)
+    added = content["added_tokens"]
+    kept = [token for token in added if token["id"] < rows]
+    return text if len(kept) == len(added) else json.dumps({**content, "added_tokens": kept}).encode()
 
 
 def _token_ids(values: Metadata, key: str, size: int) -> list[int]:

@@ -13,6 +13,9 @@ from edge_spec.export.rope_scaling import longrope_context, rope_from_config
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
+# Families whose layers differ in what they see, and say so in ``layer_types``.
+_MIXED = ("qwen2", "qwen3", "gemma3", "smollm3")
+
 _ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
@@ -30,7 +33,9 @@ def text_config(config: Metadata) -> Metadata:
     if not isinstance(values, Mapping):
         raise CheckpointError(f"{config.where}: 'text_config' is {values!r}, expected an object")
     # What tells how the weights are stored, and what they share, stands outside.
-    outer = {key: config[key] for key in ("quantization_config", "tie_word_embeddings", "eos_token_id") if key in config}
+    outer = {
+        key: config[key] for key in ("quantization_config", "tie_word_embeddings", "eos_token_id") if key in config
+    }
     model_type = {"model_type": config.get("model_type")}
     return Metadata({**outer, **model_type, **values}, f"text_config of {config.where}")
 
@@ -102,12 +107,12 @@ def _refuse_what_is_not_built(config: Metadata, family: Family) -> None:
     for key in _NOT_BUILT:
         if config.get(key):
             raise UnsupportedError(f"{where}: {key} is {config[key]!r}, which is not supported")
-    key = next((key for key in ("hidden_activation", "hidden_act") if config.get(key) is not None), None)
-    if key is not None and config.text(key) not in _ACTIVATIONS[family.activation]:
-        raise UnsupportedError(
-            f"{where}: {key} {config[key]!r} is not supported; supported for {family.name} are "
-            f"{', '.join(_ACTIVATIONS[family.activation])}"
-        )
+    for key in ("hidden_activation", "hidden_act"):
+        known = _ACTIVATIONS[family.activation]
+        if config.get(key) is not None and config.text(key) not in known:
+            raise UnsupportedError(
+                f"{where}: {key} {config[key]!r} is not supported; supported for {family.name} are {', '.join(known)}"
+            )
 
 
 def _context_length(config: Metadata, wanted: int | None) -> int:
@@ -150,10 +155,19 @@ def _local_rope(config: Metadata, head_size: int, context: int) -> Rope:
 def _layer_types(config: Metadata, family: Family, layers: int) -> list[str]:
     """Return for each layer whether it sees all tokens or a window."""
     listed = config.get("layer_types")
-    if listed is not None:
+    if family.name not in _MIXED and (
+        config.flag("use_sliding_window", False) or (isinstance(listed, list) and _SLIDING in listed)
+    ):
+        raise UnsupportedError(
+            f"{config.where}: 'use_sliding_window' or 'layer_types' asks for sliding-window attention in some layers, "
+            f"which a {family.name} does not have"
+        )
+    if family.name in _MIXED and listed is not None:
         if not isinstance(listed, list) or len(listed) != layers:
             given = f"{len(listed)} entries" if isinstance(listed, list) else repr(listed)
-            raise CheckpointError(f"{config.where}: 'layer_types' has {given}, expected one for each of {layers} layers")
+            raise CheckpointError(
+                f"{config.where}: 'layer_types' has {given}, expected one for each of {layers} layers"
+            )
         for kind in listed:
             if kind not in (_FULL, _SLIDING):
                 raise UnsupportedError(

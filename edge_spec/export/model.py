@@ -90,7 +90,10 @@ def export_model(
             usable = checkpoint.vocabulary.size
             quality = compare(run.logits[:, :usable], reference_logits[:, :usable])
             require_quality(quality, recipe, checkpoint.source)
-        scales = [cache_scales(keys, values) for keys, values in zip(run.keys, run.values, strict=True)]
+        scales = [
+            cache_scales(keys, values, 0 if layer.rope is None else layer.rope.size)
+            for keys, values, layer in zip(run.keys, run.values, facts.attention, strict=True)
+        ]
         for file in rounded:
             ir.save(build_graph(facts, model, device, file.tree, scales), folder / file.name)
         progress(f"check {folder.name}", 1, 1)

@@ -76,7 +76,7 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A whole model as stored; ``rotary`` holds cos and sin tables, compute type [context + 1, elements rotated / 2]."""
+    """A whole model as stored; ``rotary`` holds cos and sin, compute type [context + 1, elements rotated / 2]."""
 
     embedding: PackedEmbedding
     rotary: Mapping[Rope, tuple[ir.TensorProtocol, ir.TensorProtocol]]

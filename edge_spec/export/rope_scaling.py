@@ -84,7 +84,8 @@ def yarn(
         size: elements of a head that are rotated.
         factor: by how much the context is stretched.
         original_context: positions before it was.
-        fast, slow: rotations within the original context from which on a frequency is high, and up to which it is low.
+        fast: rotations within the original context from which on a frequency is high.
+        slow: rotations within it up to which a frequency is low.
         magnitude: of cos and sin; ``None`` for the paper's 0.1 ln(factor) + 1.
         truncate: whether the blend begins and ends at whole dimensions.
     """

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.tape import Tape
+
+from edge_spec.export.graph_tape import GraphTape
 
 
-def window_bias(
-    tape: Tape,
-    bias: ir.Value,
-    positions: ir.Value,
-    padding: ir.Value,
-    window: int,
-    hidden: np.generic,
-    constant: Callable[[str, np.generic | np.ndarray], ir.Value],
-) -> ir.Value:
+def window_bias(tape: GraphTape, bias: ir.Value, positions: ir.Value, padding: ir.Value, window: int) -> ir.Value:
     """Hide from each row what lies ``window`` tokens or more before it.
 
     Age is counted in tokens of the row's own path: the call's first row sits right behind the cache, and any other as
@@ -30,24 +21,18 @@ def window_bias(
         positions: int64 [1, rows].
         padding: int64 [2], tokens in the cache and 0.
         window: tokens a row sees, itself included.
-        hidden: minus infinity, in the bias's type.
-        constant: gives a constant of the graph by its name and value.
 
     Returns:
         [1, 1, rows, total].
     """
-    zero, one = constant("zero", np.int64(0)), constant("one_token", np.int64(1))
-
-    def op(kind: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        given: Mapping[str, int] = attributes
-        return tape.op(kind, list(inputs), given)
-
-    cached = op("Gather", padding, zero, axis=0)
-    first = op("Gather", positions, zero, axis=1)
-    slots = op("Add", op("Sub", positions, first), cached)
-    in_cache = op("Range", zero, cached, one)
-    own = op("Squeeze", slots, constant("batch_axis", np.array([0], np.int64)))
-    columns = op("Concat", in_cache, own, axis=0)
-    rows = op("Unsqueeze", slots, constant("column_axis", np.array([2], np.int64)))
-    seen = op("Less", op("Sub", rows, columns), constant("window", np.int64(window)))
-    return op("Where", seen, bias, constant("hidden", hidden))
+    zero, one = tape.constant("zero", np.int64(0)), tape.constant("one_token", np.int64(1))
+    cached = tape.op("Gather", [padding, zero], {"axis": 0})
+    first = tape.op("Gather", [positions, zero], {"axis": 1})
+    slots = tape.op("Add", [tape.op("Sub", [positions, first]), cached])
+    in_cache = tape.op("Range", [zero, cached, one])
+    in_call = tape.op("Squeeze", [slots, tape.constant("batch_axis", np.array([0], np.int64))])
+    columns = tape.op("Concat", [in_cache, in_call], {"axis": 0})
+    rows = tape.op("Unsqueeze", [slots, tape.constant("column_axis", np.array([2], np.int64))])
+    age = tape.op("Sub", [rows, columns])
+    seen = tape.op("Less", [age, tape.constant("window", np.int64(window))])
+    return tape.op("Where", [seen, bias, tape.constant("hidden", tape.number(-np.inf))])
