@@ -94,10 +94,9 @@ def _context_length(facts: GgufFacts, tensors: Mapping[str, GgufTensor], wanted:
     """The positions a bundle is made for. LongRoPE models have factors of their own for short texts: those, if none."""
     trained = facts.integer("context_length")
     if wanted is None:
-        original = (
-            facts.integer("rope.scaling.original_context_length", trained) if LONG_FACTORS in tensors else trained
-        )
-        return min(trained, original)
+        if LONG_FACTORS not in tensors:
+            return trained
+        return min(trained, facts.integer("rope.scaling.original_context_length", trained))
     if not 2 <= wanted <= trained:
         raise CheckpointError(f"{facts.where}: a context of {wanted} tokens is wanted, expected 2 to {trained}")
     return wanted

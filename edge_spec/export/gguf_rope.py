@@ -100,7 +100,7 @@ def _read_factors(file: GgufFile, name: str, count: int) -> npt.NDArray[np.float
         raise CheckpointError(
             f"{where}: {name!r} is {stored.type.name} of shape {stored.shape}, expected F32 of shape {(count,)}"
         )
-    factors = dequantize(file.read_rows(stored, 0, 1), stored.type)[0].astype(np.float64)
+    factors: npt.NDArray[np.float64] = dequantize(file.read_rows(stored, 0, 1), stored.type)[0].astype(np.float64)
     if not np.isfinite(factors).all() or (factors <= 0).any():
         raise CheckpointError(f"{where}: {name!r} holds values that are no finite number above 0")
     return factors
