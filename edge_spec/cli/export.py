@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
     parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
+    parser.add_argument("--offline", action="store_true", help="take models from the hub's cache only")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
@@ -55,6 +56,7 @@ def _export(arguments: argparse.Namespace) -> int:
             device=arguments.device,
             check=not arguments.no_check,
             overwrite=arguments.overwrite,
+            offline=arguments.offline,
             progress=progress,
         )
     for note in report.notes:
