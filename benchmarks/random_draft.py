@@ -70,7 +70,7 @@ def main() -> None:
         "vocab_size": facts.logits_size,
         "max_position_embeddings": facts.context_length,
         "rms_norm_eps": 1e-6,
-        "rope_theta": facts.rope_theta,
+        "rope_theta": facts.ropes[0].theta,
         "tie_word_embeddings": False,
         "hidden_act": "silu",
         "eos_token_id": list(manifest.eos_token_ids),

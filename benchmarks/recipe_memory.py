@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edge_spec.bundle import TOKENIZER, ArchitectureRecord, FileRecord, GraphRecord, Manifest, ModelRecord
+from edge_spec.bundle import TOKENIZER, ArchitectureRecord, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
 from edge_spec.export.pair_recipe import DEVICES_GB, PairRecipe, read_pair_recipe
 from edge_spec.export.recipe import DEFAULT_RECIPES, Recipe, find_recipe
 from edge_spec.runtime.memory import MemoryPlan, plan_memory
@@ -88,8 +88,9 @@ def _record(source: str, facts: dict[str, Any], recipe: Recipe) -> ModelRecord:
         head_size=facts["head_size"],
         logits_size=facts["vocabulary"],
         context_length=facts["context"],
-        rope_theta=10000.0,
-        rope_scaled=False,
+        ropes=(RopeRecord(10000.0, False, facts["head_size"], facts["layers"]),) * facts.get("ropes", 1),
+        sliding_window=None,  # keys and values are kept all the same
+        sliding_layers=0,
         tied_embeddings=facts["tied"],
     )
     graphs = tuple(GraphRecord("model.onnx", True, kv) for kv in ("float32", "int8"))

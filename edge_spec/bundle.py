@@ -56,8 +56,30 @@ class GraphRecord:
 
 
 @dataclass(frozen=True)
+class RopeRecord:
+    """One rotary embedding of a model.
+
+    Attributes:
+        theta: base of its frequencies, and ``scaled`` whether they are stretched.
+        size: elements of each head that it rotates.
+        layers: how many layers have it.
+    """
+
+    theta: float
+    scaled: bool
+    size: int
+    layers: int
+
+
+@dataclass(frozen=True)
 class ArchitectureRecord:
-    """Sizes of one model. ``logits_size`` counts every column of the logits, padding ids included."""
+    """Sizes of one model.
+
+    Attributes:
+        logits_size: columns of the logits, padding ids included.
+        ropes: its rotary embeddings; layers beyond theirs have none.
+        sliding_window: tokens that some layers see, ``None`` where all see all; ``sliding_layers`` are how many.
+    """
 
     family: str
     layers: int
@@ -68,8 +90,9 @@ class ArchitectureRecord:
     head_size: int
     logits_size: int
     context_length: int
-    rope_theta: float
-    rope_scaled: bool
+    ropes: tuple[RopeRecord, ...]
+    sliding_window: int | None
+    sliding_layers: int
     tied_embeddings: bool
 
 

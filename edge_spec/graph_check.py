@@ -140,7 +140,7 @@ class _Checker:
                 raise GraphError(f"{where} has the attribute {name} = {value!r}, which the exporter never writes")
         if missing := [name for name in rule.attributes if name not in (*node.attributes, *rule.optional)]:
             raise GraphError(f"{where} lacks the attribute {missing[0]}")
-        if len(node.inputs) not in rule.inputs or len(node.outputs) != rule.outputs:
+        if len(node.inputs) not in rule.inputs or len(node.outputs) not in rule.outputs:
             raise GraphError(f"{where} has {len(node.inputs)} inputs and {len(node.outputs)} outputs")
         if unknown := [name for name in node.inputs if name and name not in self._values]:
             raise GraphError(f"{where} uses {unknown[0]!r}, which nothing before it gives")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_spec.bundle import CHAT_TEMPLATE, CacheType, FileRecord, Manifest, ModelRecord
+from edge_spec.bundle import CHAT_TEMPLATE, ArchitectureRecord, CacheType, FileRecord, Manifest, ModelRecord
 from edge_spec.byte_size import size_text
 
 _LABEL = 17
@@ -46,11 +46,12 @@ def _vocabulary(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
     facts = model.architecture
     embeddings = "tied" if facts.tied_embeddings else "separate"
-    scaling = " (scaled)" if facts.rope_scaled else ""
     sizes = f"{facts.layers} layers, hidden size {facts.hidden_size}, MLP {facts.intermediate_size}"
     heads = f"{facts.heads} heads of {facts.head_size} on {facts.kv_heads} KV heads"
     yield "architecture", f"{facts.family}: {sizes}"
-    yield "attention", f"{heads}, RoPE base {facts.rope_theta:g}{scaling}"
+    yield "attention", f"{heads}, {_positions(facts)}"
+    if facts.sliding_window is not None:
+        yield "window", f"{facts.sliding_window:,} tokens in {facts.sliding_layers} layers"
     yield "embeddings", f"{embeddings}, {facts.logits_size:,} rows"
     yield "recipe", _recipe(model)
     if "block_size" in model.recipe:
@@ -66,6 +67,16 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
         yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
+
+
+def _positions(facts: ArchitectureRecord) -> str:
+    texts = []
+    for rope in facts.ropes:
+        scaling = " (scaled)" if rope.scaled else ""
+        part = "" if rope.size == facts.head_size else f" on {rope.size} of each head"
+        layers = "" if rope.layers == facts.layers else f" in {rope.layers} layers"
+        texts.append(f"RoPE base {rope.theta:g}{scaling}{part}{layers}")
+    return ", ".join(texts) or "no RoPE"
 
 
 def _recipe(model: ModelRecord) -> str:

@@ -98,8 +98,16 @@ def _check_sizes(facts: ArchitectureRecord) -> None:
         _require_between(name, getattr(facts, name), 1, largest)
     if facts.heads % facts.kv_heads:
         raise ValueError(f"{facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")
-    if facts.head_size % 2:
-        raise ValueError(f"heads of {facts.head_size} elements cannot be rotated")
+    for rope in facts.ropes:
+        _require_between("size of a rotary embedding", rope.size, 2, facts.head_size)
+        if rope.size % 2:
+            raise ValueError(f"{rope.size} elements of a head cannot be rotated")
+        _require_between("layers of a rotary embedding", rope.layers, 1, facts.layers)
+    if sum(rope.layers for rope in facts.ropes) > facts.layers:
+        raise ValueError(f"rotary embeddings are said to have more than {facts.layers} layers")
+    _require_between("sliding_layers", facts.sliding_layers, 0, facts.layers)
+    if facts.sliding_window is not None:
+        _require_between("sliding_window", facts.sliding_window, 1, LARGEST_SIZES["context_length"])
 
 
 def _require_between(name: str, value: int, smallest: int, largest: int) -> None:

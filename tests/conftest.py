@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from edge_spec.bundle import ArchitectureRecord, GraphRecord, Manifest, ModelRecord, QualityRecord, new_bundle
+from edge_spec.bundle import (
+    ArchitectureRecord,
+    GraphRecord,
+    Manifest,
+    ModelRecord,
+    QualityRecord,
+    RopeRecord,
+    new_bundle,
+)
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
@@ -79,7 +87,9 @@ def described_bundle(tmp_path: Path) -> Path:
     """A bundle as far as ``inspect`` looks: a true manifest over files that are no graphs."""
     from edge_spec.export.recipe import RECIPES
 
-    facts = ArchitectureRecord("llama", 2, 64, 128, 4, 2, 16, 320, 512, 10000.0, False, True)
+    facts = ArchitectureRecord(
+        "llama", 2, 64, 128, 4, 2, 16, 320, 512, (RopeRecord(10000.0, False, 16, 2),), None, 0, True
+    )
     quality = QualityRecord(tokens=160, mean_kl=0.0412, p95_kl=0.1234, top1_agreement=0.95)
     recipe = RECIPES["w8a8"].to_dict()
     graphs = (GraphRecord("target/model.onnx", tree=True, kv="float32"),)

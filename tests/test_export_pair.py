@@ -178,7 +178,7 @@ def test_the_manifest_tells_what_the_checkpoint_said(tmp_path: Path) -> None:
     assert manifest.default_sampling == {"temperature": 0.7, "top_p": 0.8}
     assert manifest.draft is None and manifest.context_length == facts.context_length == 192
     assert (facts.family, facts.layers, facts.heads, facts.kv_heads, facts.head_size) == ("qwen2", 1, 4, 2, 16)
-    assert not facts.tied_embeddings and not facts.rope_scaled
+    assert not facts.tied_embeddings and not any(rope.scaled for rope in facts.ropes)
     assert manifest.target.source == str(source)
     weights = (source / "model.safetensors").read_bytes()
     assert manifest.target.source_sha256 == hashlib.sha256(weights).hexdigest()

@@ -25,6 +25,7 @@ from edge_spec.graph_check import check_graph
 from edge_spec.inspection import describe_bundle
 from edge_spec.onnx_file import GraphError, read_graph
 from hostile_files import changed_bytes, changed_graph, seal, sources, write_manifest
+from tiny_models import VARIANTS
 
 Change = Callable[[onnx.ModelProto], object]
 
@@ -198,7 +199,7 @@ def _with_node(model: onnx.ModelProto, kind: str, domain: str = "") -> None:
         (lambda model: setattr(attribute(model, "GroupQueryAttention", "num_heads"), "i", 400), "does not fit"),
         (
             lambda model: node(model, "GroupQueryAttention").attribute.add(name="local_window_size", i=1, type=2),
-            "local_w",
+            "does not fit",
         ),
         (lambda model: node(model, "Mul").input.__setitem__(1, "nothing"), "uses 'nothing'"),
         (lambda model: node(model, "Mul").output.__setitem__(0, "input_ids"), "two values are called 'input_ids'"),
@@ -217,6 +218,52 @@ def _with_node(model: onnx.ModelProto, kind: str, domain: str = "") -> None:
 def test_a_graph_that_the_exporter_would_never_write_is_refused(bundle: Path, change: Change, reason: str) -> None:
     edit_graph(bundle, change)
     with pytest.raises(BundleError, match=f"is no graph this edge-spec runs: .*{reason}"):
+        load(bundle)
+
+
+def _with_number(name: str, value: int) -> Change:
+    return lambda model: setattr(weight(model, name), "raw_data", value.to_bytes(8, "little", signed=True))
+
+
+def _with_numbers(name: str, *values: int) -> Change:
+    data = b"".join(value.to_bytes(8, "little", signed=True) for value in values)
+    return lambda model: setattr(weight(model, name), "raw_data", data)
+
+
+def _with_input(kind: str, index: int, name: str) -> Change:
+    return lambda model: node(model, kind).input.__setitem__(index, name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _with_number("zero", 1 << 40),
+        _with_number("one_token", 0),
+        _with_input("Range", 1, "window"),
+        _with_input("Range", 1, "total_sequence_length"),
+        _with_input("Sub", 1, "window"),
+        _with_input("Where", 1, "tree_bias"),
+        _with_input("Less", 1, "tree_bias_padding"),
+        lambda model: setattr(attribute(model, "Concat", "axis"), "i", 1),
+        _with_numbers("column_axis", 1),
+        _with_numbers("batch_axis", 1),
+        _with_numbers("qkv_sizes", 64, 64, 0),
+        _with_numbers("qkv_sizes", 1 << 40, 32, 32),
+        _with_numbers("heads_4", 0, 0, 8, 8),
+        _with_numbers("heads_4", 0, 0, 4, 1 << 40),
+        _with_numbers("row_2", 0, 0, 64),
+        lambda model: setattr(attribute(model, "Gelu", "approximate"), "s", b"none"),
+        lambda model: setattr(attribute(model, "GroupQueryAttention", "do_rotary"), "i", 0),
+    ],
+)
+def test_windows_and_norms_of_heads_are_those_the_exporter_writes(
+    tiny_bundle: Any, tmp_path: Path, change: Change
+) -> None:
+    bundle = tmp_path / "forged"
+    shutil.copytree(tiny_bundle(recipe="fp32", eos=None, **VARIANTS["gemma3"]), bundle)
+    load(bundle)
+    edit_graph(bundle, change)
+    with pytest.raises(BundleError, match="is no graph this edge-spec runs"):
         load(bundle)
 
 

@@ -12,19 +12,32 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, processors
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import tensor_shapes
+from edge_spec.export.architecture import LayerAttention, tensor_shapes
 from edge_spec.export.huggingface import HuggingFaceCheckpoint
+from edge_spec.export.rope import Rope
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "max_position_embeddings": 256,
 }
 LLAMA3_ROPE = {
@@ -93,10 +106,10 @@ def test_every_tensor_equals_what_transformers_saved(tmp_path: Path, dtype: torc
 def test_llama_facts(folder: Path) -> None:
     facts = HuggingFaceCheckpoint(folder).architecture
     assert (facts.family, facts.layers, facts.hidden_size, facts.intermediate_size) == ("llama", 2, 32, 48)
-    assert (facts.heads, facts.kv_heads, facts.head_size, facts.vocab_size) == (4, 2, 8, 40)
+    assert (facts.heads, facts.kv_heads, facts.head_size, facts.vocab_size) == (2, 1, 16, 40)
     assert (facts.context_length, facts.norm_epsilon) == (256, 1e-6)
     assert (facts.tied_embeddings, facts.qkv_bias, facts.output_bias, facts.mlp_bias) == (False, False, False, False)
-    assert (facts.rope.theta, facts.rope.frequency_factors) == (10000.0, None)
+    assert facts.attention == (LayerAttention(Rope(10000.0, 16)),) * 2
 
 
 def test_tied_embeddings_and_an_explicit_head_size(tmp_path: Path) -> None:
@@ -125,7 +138,7 @@ def test_rope_scaling_gives_the_frequencies_of_transformers(
     if layout == "rope_scaling":  # the layout before transformers 5
         old = {("type" if key == "rope_type" and scaling is not LLAMA3_ROPE else key): scaling[key] for key in scaling}
         edit_config(tmp_path, rope_parameters=None, rope_scaling=old, rope_theta=5e5)
-    rope = HuggingFaceCheckpoint(tmp_path).architecture.rope
+    (rope,) = HuggingFaceCheckpoint(tmp_path).architecture.ropes
     assert rope.theta == 5e5
     assert rope.frequency_factors is not None
     frequencies = 5e5 ** -(np.arange(0, 64, 2) / 64) / rope.frequency_factors
@@ -180,14 +193,15 @@ def test_greedy_recommendations_carry_no_sampling(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported are llama, mistral, qwen2"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported are llama, mistral, qwen2, qwen3, smollm3"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
         ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn'"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "different rope parameters"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "0.5 of each head"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "8 elements of heads of 16"),
         ({"use_sliding_window": True, "sliding_window": 128}, "sliding-window"),
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128}, "sliding-window"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
     ],
 )
 def test_variants_of_the_architecture_are_refused(folder: Path, changes: dict[str, Any], complaint: str) -> None:
@@ -196,13 +210,141 @@ def test_variants_of_the_architecture_are_refused(folder: Path, changes: dict[st
         HuggingFaceCheckpoint(folder)
 
 
-def test_mistral_is_read_unless_its_window_slides(folder: Path) -> None:
-    for window in (None, 256):
-        edit_config(folder, **{**MistralConfig(**SIZES, sliding_window=window).to_dict(), "architectures": None})
-        assert HuggingFaceCheckpoint(folder).architecture.family == "llama"
-    edit_config(folder, sliding_window=255)
-    with pytest.raises(UnsupportedError, match="255 of 256"):
-        HuggingFaceCheckpoint(folder)
+def windows(checkpoint: HuggingFaceCheckpoint) -> list[int | None]:
+    return [layer.window for layer in checkpoint.architecture.attention]
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, None), (256, None), (255, 255), ("absent", None)])
+def test_all_layers_of_mistral_see_its_window(folder: Path, window: Any, expected: int | None) -> None:
+    config = {**MistralConfig(**SIZES).to_dict(), "architectures": None, "sliding_window": window}
+    if window == "absent":  # 4096, more than the context
+        del config["sliding_window"]
+    write_json(folder / "config.json", **config)
+    checkpoint = HuggingFaceCheckpoint(folder)
+    assert checkpoint.architecture.family == "mistral"
+    assert windows(checkpoint) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [None, None]),
+        ({"sliding_window": 128}, [None, None]),
+        ({"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}, [None, 128]),
+        ({"sliding_window": 128, "use_sliding_window": True}, [None, None]),  # from the 28th layer on
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, [64, None]),
+    ],
+)
+def test_layers_of_qwen2_see_what_their_configuration_says(
+    tmp_path: Path, changes: dict[str, Any], expected: list[int | None]
+) -> None:
+    save_model(tmp_path, Qwen2ForCausalLM(Qwen2Config(**SIZES)))
+    edit_config(tmp_path, **{"layer_types": None, **changes})
+    assert windows(HuggingFaceCheckpoint(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        (
+            {"layer_types": ["full_attention"]},
+            CheckpointError,
+            "'layer_types' has 1 entries, expected one for each of 2",
+        ),
+        ({"layer_types": "full_attention"}, CheckpointError, "'layer_types' has 'full_attention'"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, UnsupportedError, "names 'linear_attention'"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, CheckpointError, "lacks 'sliding_window'"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 0}, CheckpointError, "'sliding_window' is 0"),
+    ],
+)
+def test_layers_that_are_not_described_are_refused(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], complaint: str
+) -> None:
+    save_model(tmp_path, Qwen2ForCausalLM(Qwen2Config(**SIZES)))
+    edit_config(tmp_path, **changes)
+    with pytest.raises(error, match=complaint):
+        HuggingFaceCheckpoint(tmp_path)
+
+
+def test_the_layers_of_smollm3_without_rotary_embedding(tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_hidden_layers": 5, "pad_token_id": None}
+    save_model(tmp_path, SmolLM3ForCausalLM(SmolLM3Config(**sizes)))
+    for listed in (None, [1, 1, 1, 0, 1]):
+        edit_config(tmp_path, no_rope_layers=listed)
+        rotated = [layer.rope is not None for layer in HuggingFaceCheckpoint(tmp_path).architecture.attention]
+        assert rotated == [True, True, True, False, True]
+    edit_config(tmp_path, no_rope_layers=[1, 0])
+    with pytest.raises(CheckpointError, match="'no_rope_layers' is"):
+        HuggingFaceCheckpoint(tmp_path)
+
+
+def gemma3(**changes: Any) -> Gemma3ForCausalLM:
+    sizes = {**SIZES, "num_hidden_layers": 6, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**{**sizes, "pad_token_id": None, "sliding_window": 32, **changes}))
+
+
+def test_a_gemma3_that_sees_pictures_is_read_as_the_language_model_in_it(tmp_path: Path) -> None:
+    """Published ones are sparse: the language model's configuration leaves out what transformers fills in."""
+    model = gemma3()
+    save_model(tmp_path, model)
+    alone = HuggingFaceCheckpoint(tmp_path)
+    norm = alone.tensor("norm.weight")
+    tensors = load_file(tmp_path / "model.safetensors")
+    text = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")}
+    text |= {"num_hidden_layers": 6, "model_type": "gemma3_text", "sliding_window": 32}
+    write_json(tmp_path / "config.json", model_type="gemma3", text_config=text, vision_config={"hidden_size": 8})
+    for prefix in ("language_model.", "model.language_model."):
+        inner = {prefix + (name if prefix == "language_model." else name.removeprefix("model.")): tensor
+                 for name, tensor in tensors.items()}  # fmt: skip
+        save_file({**inner, "vision_tower.x": torch.zeros(2)}, tmp_path / "model.safetensors")
+        checkpoint = HuggingFaceCheckpoint(tmp_path)
+        assert checkpoint.architecture == alone.architecture
+        np.testing.assert_array_equal(checkpoint.tensor("norm.weight"), norm)
+
+
+def test_gains_of_gemma3_are_stored_as_distances_from_one(tmp_path: Path) -> None:
+    model = gemma3()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(0.25)
+        model.model.layers[0].self_attn.q_norm.weight.fill_(-0.5)
+    checkpoint = HuggingFaceCheckpoint(save_model(tmp_path, model))
+    np.testing.assert_array_equal(checkpoint.tensor("norm.weight"), 1.25)
+    np.testing.assert_array_equal(checkpoint.tensor("layers.0.self_attn.q_norm.weight"), 0.5)
+
+
+def test_the_layers_of_gemma3_see_a_window_but_every_sixth(tmp_path: Path) -> None:
+    checkpoint = HuggingFaceCheckpoint(save_model(tmp_path, gemma3()))
+    assert windows(checkpoint) == [32] * 5 + [None]
+    assert [layer.rope.theta for layer in checkpoint.architecture.attention if layer.rope] == [1e4] * 5 + [1e6]
+
+
+def test_added_tokens_beyond_the_embedding_are_left_out(folder: Path) -> None:
+    """As in Gemma 3 of 270M and 1B: the tokenizer knows a token for pictures, which has no row."""
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens([AddedToken(f"<{index}>", special=True) for index in range(12)])
+    tokenizer.save(str(path))  # 41 tokens on 40 rows
+    vocabulary = HuggingFaceCheckpoint(folder).vocabulary
+    assert vocabulary.size == 40
+    assert vocabulary.tokenizer.token_to_id("<10>") == 39 and vocabulary.tokenizer.token_to_id("<11>") is None
+    assert max(vocabulary.special_token_ids) == 39
+
+
+@pytest.mark.parametrize(
+    ("context", "factor", "length"), [(None, 1.0, 64), (64, 1.0, 64), (65, 2.0, 65), (256, 2.0, 256)]
+)
+def test_the_context_decides_between_the_factors_of_longrope(
+    tmp_path: Path, context: int | None, factor: float, length: int
+) -> None:
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = Phi3Config(**SIZES, pad_token_id=None, rope_parameters=parameters, original_max_position_embeddings=64)
+    save_model(tmp_path, Phi3ForCausalLM(config))
+    facts = HuggingFaceCheckpoint(tmp_path, context=context).architecture
+    assert facts.context_length == length
+    assert facts.ropes[0].frequency_factors == (factor,) * 8
+    assert facts.ropes[0].magnitude == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
+    with pytest.raises(CheckpointError, match="a context of 257 tokens is wanted, expected 2 to 256"):
+        HuggingFaceCheckpoint(tmp_path, context=257)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_no_position_takes_a_key_out_of_its_range(seed: int, outlier: float) -> 
     keys = rng.standard_normal((2, 7, 16)).astype(np.float32)
     keys[:, :, 3] *= np.float32(outlier)
     values = rng.standard_normal((2, 7, 16)).astype(np.float32)
-    scales = cache_scales(keys, values)
+    scales = cache_scales(keys, values, 16)
     angles = rng.uniform(0, 2 * np.pi, (7, 8)).astype(np.float32)
     first, second = np.split(keys, 2, axis=2)
     rotated = np.concatenate(
@@ -120,12 +120,23 @@ def test_no_position_takes_a_key_out_of_its_range(seed: int, outlier: float) -> 
     calm = keys.copy()
     calm[:, :, 3] = 0
     others = [channel for channel in range(16) if channel not in (3, 11)]
-    np.testing.assert_array_equal(cache_scales(calm, values).key[:, others], scales.key[:, others])
+    np.testing.assert_array_equal(cache_scales(calm, values, 16).key[:, others], scales.key[:, others])
+
+
+@pytest.mark.parametrize("rotated", [0, 8])
+def test_what_is_not_rotated_has_its_own_range(rotated: int) -> None:
+    keys = np.random.default_rng(0).standard_normal((2, 7, 16)).astype(np.float32)
+    keys[:, :, 5] = 0
+    keys[:, :, 13] = 0
+    scales, pairs = cache_scales(keys, keys, rotated), cache_scales(keys, keys, 16)
+    np.testing.assert_allclose(scales.key[:, rotated:], scales.value[:, rotated:])
+    assert (scales.key[:, 13] < 1e-30).all()
+    assert (scales.key[:, :rotated] != pairs.key[:, :rotated]).any() == (rotated > 0)
 
 
 def test_a_channel_that_is_always_zero_has_a_scale_to_divide_by() -> None:
     nothing = np.zeros((2, 5, 8), np.float32)
-    scales = cache_scales(nothing, nothing)
+    scales = cache_scales(nothing, nothing, 8)
     assert (scales.key > 0).all() and (scales.value > 0).all()
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.bundle import ArchitectureRecord, CacheType, FileRecord, GraphRecord, Manifest, ModelRecord
+from edge_spec.bundle import ArchitectureRecord, CacheType, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
 from edge_spec.byte_size import parse_size
 from edge_spec.errors import MemoryBudgetError, RequestError
 from edge_spec.runtime.configuration import Configuration
@@ -36,8 +36,9 @@ def model(layers: int, hidden: int, inner: int, heads: int, head_size: int, stor
         head_size,
         151936,
         32768,
-        1e6,
-        rope_scaled=False,
+        (RopeRecord(1e6, False, head_size, layers),),
+        sliding_window=None,
+        sliding_layers=0,
         tied_embeddings=False,
     )
     embedding = "int8" if storage == "w8a8" else storage

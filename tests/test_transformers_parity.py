@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.export import export_pair
 from edge_spec.runtime.model import Model
-from tiny_models import TOKENS, random_model, save_checkpoint
+from tiny_models import TOKENS, VARIANTS, random_model, save_checkpoint
 
 Logits = npt.NDArray[np.float32]
 
@@ -51,6 +51,51 @@ CASES |= {
     "llama-other-theta": {"family": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "llama-wide-heads": {"family": "llama", "head_dim": 32, "num_hidden_layers": 3},
     "mistral-without-window": {"family": "mistral", "sliding_window": None},
+}
+# Where a context is stretched, from 32 tokens on, so that texts of 80 tell.
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+    "original_max_position_embeddings": 192,
+}
+CASES |= {
+    "llama-yarn": {"family": "llama", "rope_parameters": YARN},
+    "llama-yarn-own-magnitude": {
+        "family": "llama",
+        "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False},
+    },
+    "mistral-window": {"family": "mistral", "sliding_window": 24},
+    "mistral-window-of-3": {"family": "mistral", "sliding_window": 3},
+    "qwen2-late-windows": {
+        "family": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+        "num_hidden_layers": 3,
+    },
+    "qwen3": {"family": "qwen3", "num_hidden_layers": 3},
+    "qwen3-untied-with-bias": {"family": "qwen3", "attention_bias": True, "tie_word_embeddings": False},
+    "qwen3-wide-heads": {"family": "qwen3", "head_dim": 32},
+    "smollm3": {"family": "smollm3", "num_hidden_layers": 4},
+    "smollm3-listed": {"family": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [0, 1, 0]},
+    "smollm3-windows": {
+        "family": "smollm3",
+        "num_hidden_layers": 4,
+        "no_rope_layer_interval": 2,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+    },
+    "gemma3": VARIANTS["gemma3"],
+    "gemma3-wide-heads": {**VARIANTS["gemma3"], "head_dim": 32, "query_pre_attn_scalar": 32},
+    "phi3": {"family": "phi3", "tie_word_embeddings": False},
+    "phi3-window": {"family": "phi3", "sliding_window": 20},
+    "phi3-longrope": {"family": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 192},
+    "phi3-part-of-the-head": {"family": "phi3", "head_dim": 32, "partial_rotary_factor": 0.5},
+    "granite": VARIANTS["granite"],
+    "granite-with-biases": {**VARIANTS["granite"], "attention_bias": True, "mlp_bias": True},
 }
 
 # Eight nodes, parents before children: each entry is the parent's index, -1 for a root.

@@ -10,13 +10,23 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from edge_spec.export import export_pair
@@ -25,7 +35,41 @@ from edge_spec.export.recipe import Device
 _FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
+}
+
+# One model of each family with what sets it apart. Windows are shorter than the texts of tests.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "mistral": {"family": "mistral", "sliding_window": 24},
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3", "head_dim": 32},
+    "smollm3": {"family": "smollm3", "num_hidden_layers": 4},
+    "gemma3": {
+        "family": "gemma3",
+        # Of six layers every third sees everything.
+        "num_hidden_layers": 6,
+        "sliding_window_pattern": 3,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 20,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
+    "phi3": {"family": "phi3", "sliding_window": 20, "head_dim": 32, "partial_rotary_factor": 0.5},
+    "granite": {
+        "family": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.5,
+    },
 }
 
 # On matrices this small, several threads only wait for each other.
@@ -82,7 +126,8 @@ def random_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTra
     Weights are scaled so that logits spread over a few nats: the next token is neither certain nor a toss-up.
     """
     config_class, model_class = _FAMILIES[family]
-    model: PreTrainedModel = model_class(config_class(**{**SIZES, **changes})).eval()
+    model: PreTrainedModel = model_class(config_class(**{**SIZES, "pad_token_id": None, **changes})).eval()
+    norm_gain = 0.0 if family == "gemma3" else 1.0  # Gemma's are stored as distances from one
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -91,7 +136,7 @@ def random_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTra
                 gain = 1.4 if "embed" in name or "lm_head" in name else 1.6
                 parameter.copy_(noise * (gain / parameter.shape[1] ** 0.5))
             else:
-                parameter.copy_(0.3 * noise + (1.0 if "norm" in name else 0.0))
+                parameter.copy_(0.3 * noise + (norm_gain if "norm" in name else 0.0))
     return model
 
 

@@ -48,6 +48,9 @@ def add(commands: Any) -> None:
     )
     storage.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
     storage.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
+    storage.add_argument(
+        "--context", type=int, metavar="TOKENS", help="longest text of the target (what it was trained for)"
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="the bundle's folder")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
@@ -66,7 +69,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     with ProgressBars() as progress:
         report = export_pair(
-            **models,
+            **{**models, **given(arguments, "context")},
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,

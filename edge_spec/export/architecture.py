@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.rope import Rope
@@ -13,16 +14,42 @@ _LARGEST_TABLE = 1 << 27
 _LARGEST_MATRIX = 1 << 32
 
 
+# silu is x * sigmoid(x); gelu_tanh is the tanh approximation of GELU.
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """How the attention of one layer sees the tokens before it.
+
+    Attributes:
+        rope: how it tells where they are; ``None`` where it does not (NoPE).
+        window: how many of the last tokens it sees, the row's own included; ``None`` for all.
+    """
+
+    rope: Rope | None
+    window: int | None = None
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Everything the graph builder and the float32 reference need to know about one model.
 
     Attributes:
         family: name of the :class:`~edge_spec.export.family.Family`.
-        context_length: positions the checkpoint was trained for.
+        context_length: positions the checkpoint was trained for, or fewer if an export asks for fewer.
         vocab_size: rows of the embedding, padding rows included.
+        attention: one entry for each layer.
         tied_embeddings: whether lm_head is the embedding.
         qkv_bias, output_bias, mlp_bias: which projections carry a bias.
+        fused_projections: whether the checkpoint holds q, k and v, and gate and up, as one matrix each.
+        activation: of the gated MLP.
+        qk_norm: whether queries and keys are normed, head by head, before they are rotated.
+        post_norms: whether what attention and MLP give is normed before it is added to the residual stream.
+        embedding_scale: what embeddings are multiplied by.
+        attention_scale: what scores are multiplied by; ``None`` for 1 / sqrt(head_size).
+        residual_scale: what the outputs of attention and MLP are multiplied by.
+        logits_scale: what logits are multiplied by.
     """
 
     family: str
@@ -35,11 +62,29 @@ class Architecture:
     vocab_size: int
     context_length: int
     norm_epsilon: float
-    rope: Rope
+    attention: tuple[LayerAttention, ...]
     tied_embeddings: bool
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    fused_projections: bool = False
+    activation: Activation = "silu"
+    qk_norm: bool = False
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different rotary embeddings, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.attention if layer.rope is not None))
+
+    @property
+    def window(self) -> int | None:
+        """The window of the layers that have one, which is the same for all of them."""
+        return next((layer.window for layer in self.attention if layer.window is not None), None)
 
 
 def check_sizes(architecture: Architecture, where: str) -> None:
@@ -49,8 +94,15 @@ def check_sizes(architecture: Architecture, where: str) -> None:
         require_size(name, getattr(facts, "vocab_size" if name == "logits_size" else name), where)
     if facts.heads % facts.kv_heads:
         raise CheckpointError(f"{where}: {facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")
-    if facts.head_size % 2:
-        raise CheckpointError(f"{where}: heads of {facts.head_size} elements cannot be rotated, the size must be even")
+    if len(facts.attention) != facts.layers:
+        raise CheckpointError(f"{where}: {facts.layers} layers, but attention is described for {len(facts.attention)}")
+    for rope in facts.ropes:
+        # What attention's kernels rotate.
+        if facts.head_size % 16 or rope.size % 16 or rope.size > facts.head_size:
+            raise UnsupportedError(
+                f"{where}: {rope.size} elements of heads of {facts.head_size} are to be rotated; supported are "
+                "multiples of 16"
+            )
 
     table = (facts.context_length + 1) * facts.head_size // 2
     if table > _LARGEST_TABLE:
@@ -72,23 +124,13 @@ def require_size(name: str, size: int, where: str) -> None:
 def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor a checkpoint of this architecture must hold."""
     facts = architecture
-    hidden, mlp = facts.hidden_size, facts.intermediate_size
-    query, kv = facts.heads * facts.head_size, facts.kv_heads * facts.head_size
-    projections = {
-        "self_attn.q_proj": (query, hidden, facts.qkv_bias),
-        "self_attn.k_proj": (kv, hidden, facts.qkv_bias),
-        "self_attn.v_proj": (kv, hidden, facts.qkv_bias),
-        "self_attn.o_proj": (hidden, query, facts.output_bias),
-        "mlp.gate_proj": (mlp, hidden, facts.mlp_bias),
-        "mlp.up_proj": (mlp, hidden, facts.mlp_bias),
-        "mlp.down_proj": (hidden, mlp, facts.mlp_bias),
-    }
+    hidden = facts.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (facts.vocab_size, hidden)}
     for layer in range(facts.layers):
         prefix = f"layers.{layer}."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        for name, (rows, columns, biased) in projections.items():
+        for name, size in _norm_sizes(facts).items():
+            shapes[f"{prefix}{name}.weight"] = (size,)
+        for name, (rows, columns, biased) in _projections(facts).items():
             shapes[f"{prefix}{name}.weight"] = (rows, columns)
             if biased:
                 shapes[f"{prefix}{name}.bias"] = (rows,)
@@ -96,3 +138,36 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     if not facts.tied_embeddings:
         shapes["lm_head.weight"] = (facts.vocab_size, hidden)
     return shapes
+
+
+def _norm_sizes(facts: Architecture) -> dict[str, int]:
+    sizes = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), facts.hidden_size)
+    if facts.post_norms:
+        sizes |= dict.fromkeys(("pre_feedforward_layernorm", "post_feedforward_layernorm"), facts.hidden_size)
+    if facts.qk_norm:
+        sizes |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), facts.head_size)
+    return sizes
+
+
+def _projections(facts: Architecture) -> dict[str, tuple[int, int, bool]]:
+    """Rows, columns and whether there is a bias, of each projection of a layer."""
+    hidden, mlp = facts.hidden_size, facts.intermediate_size
+    query, kv = facts.heads * facts.head_size, facts.kv_heads * facts.head_size
+    qkv = {
+        "self_attn.q_proj": (query, hidden, facts.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, facts.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, facts.qkv_bias),
+    }
+    gate_up = {
+        "mlp.gate_proj": (mlp, hidden, facts.mlp_bias),
+        "mlp.up_proj": (mlp, hidden, facts.mlp_bias),
+    }
+    if facts.fused_projections:
+        qkv = {"self_attn.qkv_proj": (query + 2 * kv, hidden, facts.qkv_bias)}
+        gate_up = {"mlp.gate_up_proj": (2 * mlp, hidden, facts.mlp_bias)}
+    return {
+        **qkv,
+        "self_attn.o_proj": (hidden, query, facts.output_bias),
+        **gate_up,
+        "mlp.down_proj": (hidden, mlp, facts.mlp_bias),
+    }

@@ -37,7 +37,7 @@ class CacheScales:
     value: Float32Array
 
 
-def cache_scales(keys: Float32Array, values: Float32Array) -> CacheScales:
+def cache_scales(keys: Float32Array, values: Float32Array, rotated: int) -> CacheScales:
     """Choose the scales of one layer.
 
     A key's halves are rotated against each other by its position, so both numbers of a rotated pair get the range of
@@ -46,9 +46,11 @@ def cache_scales(keys: Float32Array, values: Float32Array) -> CacheScales:
     Args:
         keys: float32 [kv_heads, tokens, head_size], rotated, first halves first.
         values: likewise, not rotated.
+        rotated: how many elements of each key are rotated, the first ones.
     """
-    lengths = np.hypot(*np.split(keys, 2, axis=2)).max(axis=1)
-    return CacheScales(_scale(np.concatenate([lengths, lengths], axis=1)), _scale(np.abs(values).max(axis=1)))
+    first, second, rest = np.split(keys, [rotated // 2, rotated], axis=2)
+    lengths, others = np.hypot(first, second).max(axis=1), np.abs(rest).max(axis=1)
+    return CacheScales(_scale(np.concatenate([lengths, lengths, others], axis=1)), _scale(np.abs(values).max(axis=1)))
 
 
 def _scale(extremes: Float32Array) -> Float32Array:

@@ -75,12 +75,14 @@ class Checkpoint(Protocol):
         ...
 
 
-def open_checkpoint(source: str | PathLike[str], offline: bool = False) -> Checkpoint:
+def open_checkpoint(source: str | PathLike[str], context: int | None = None, offline: bool = False) -> Checkpoint:
     """Open a checkpoint, wherever it lies.
 
     Args:
         source: a ``.gguf`` file, a Hugging Face folder, or a name on the hub, from which it is fetched: ``owner/name``,
             ``owner/name/file.gguf`` or ``owner/name:Q4_K_M``, each with ``@revision`` if need be.
+        context: positions that are wanted; ``None`` for as many as the model was trained for, which with LongRoPE is
+            the shorter of its two contexts.
         offline: take what is named on the hub from its cache only.
 
     Raises:
@@ -88,13 +90,13 @@ def open_checkpoint(source: str | PathLike[str], offline: bool = False) -> Check
         UnsupportedError: its architecture, tokenizer or quantization is not supported.
     """
     try:
-        return _open(source, offline)
+        return _open(source, context, offline)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"cannot read {str(source)!r}: {reason}; check the path and its permissions") from error
 
 
-def _open(source: str | PathLike[str], offline: bool) -> Checkpoint:
+def _open(source: str | PathLike[str], context: int | None, offline: bool) -> Checkpoint:
     # The readers import their formats' packages, and this module's types.
     from edge_spec.export.gguf_checkpoint import GgufCheckpoint
     from edge_spec.export.hub import fetch
@@ -105,20 +107,20 @@ def _open(source: str | PathLike[str], offline: bool) -> Checkpoint:
     if path.is_file():
         if path.name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
             raise CheckpointError(f"{path} is one file of a Hugging Face checkpoint; give its folder {path.parent}")
-        return GgufCheckpoint(path)
+        return GgufCheckpoint(path, context)
     if path.is_dir():
         if (path / "config.json").is_file():
-            return HuggingFaceCheckpoint(path)
+            return HuggingFaceCheckpoint(path, context=context)
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
-            return GgufCheckpoint(files[0])
+            return GgufCheckpoint(files[0], context)
         found = f"{len(files)} .gguf files: name one of them" if files else "no .gguf file either"
         raise CheckpointError(f"the folder {path} holds no config.json (a Hugging Face checkpoint) and {found}")
     if isinstance(source, str) and (name := parse_hub_name(source)) is not None:
         fetched = fetch(name, offline)
         if fetched.path.is_dir():
-            return HuggingFaceCheckpoint(fetched.path, fetched.source)
-        checkpoint = GgufCheckpoint(fetched.path)
+            return HuggingFaceCheckpoint(fetched.path, fetched.source, context)
+        checkpoint = GgufCheckpoint(fetched.path, context)
         checkpoint.source = fetched.source
         return checkpoint
     raise CheckpointError(

@@ -10,11 +10,10 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import Architecture, check_sizes, require_size, tensor_shapes
+from edge_spec.export.architecture import check_sizes, tensor_shapes
 from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite, weights_sha256
-from edge_spec.export.family import family_of_model_type
+from edge_spec.export.huggingface_config import read_architecture, text_config
 from edge_spec.export.metadata import Metadata
-from edge_spec.export.rope_scaling import rope_from_config
 from edge_spec.export.safetensors_file import SafetensorsFile
 from edge_spec.manifest_check import LARGEST_TEXT, LARGEST_TOKENIZER
 from edge_spec.plain_file import NotPlainError, open_regular
@@ -22,6 +21,8 @@ from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LARGEST_JSON = 64 << 20  # bytes; the index of a large checkpoint has some megabytes
+# The bare name is that of a checkpoint saved without its head; the others those of a model that also sees pictures.
+_PREFIXES = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p")}
 
@@ -29,12 +30,13 @@ _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p")}
 class HuggingFaceCheckpoint:
     """A folder as a checkpoint; implements :class:`~edge_spec.export.checkpoint.Checkpoint`."""
 
-    def __init__(self, folder: Path, source: str | None = None) -> None:
+    def __init__(self, folder: Path, source: str | None = None, context: int | None = None) -> None:
         """Read the configuration and check that every tensor the architecture needs is there.
 
         Args:
             folder: where config.json, tokenizer.json and the weights lie.
             source: what the checkpoint is called, if not by its folder.
+            context: positions that are wanted; ``None`` for what the model was trained for.
 
         Raises:
             CheckpointError: a file is missing, damaged, cut short or incomplete.
@@ -42,8 +44,8 @@ class HuggingFaceCheckpoint:
         """
         self.source = str(folder) if source is None else source
         self._folder = folder
-        self._config = _read_json(folder / "config.json")
-        self.architecture = _read_architecture(self._config)
+        self._config = text_config(_read_json(folder / "config.json"))
+        self._family, self.architecture = read_architecture(self._config, context)
         check_sizes(self.architecture, self._config.where)
         self._shards = _open_shards(folder)
         self._check_tensors()
@@ -65,7 +67,8 @@ class HuggingFaceCheckpoint:
     def tensor(self, name: str) -> Float32Array:
         """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""
         shard, stored = self._find(name)
-        return require_finite(shard.rows(stored, 0, shard.tensors[stored].shape[0]), stored, str(shard.path))
+        values = require_finite(shard.rows(stored, 0, shard.tensors[stored].shape[0]), stored, str(shard.path))
+        return values + 1 if self._family.gains_from_one and name.endswith("norm.weight") else values
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
         """Return rows ``start:stop`` of one matrix as float32, reading no more than those."""
@@ -82,10 +85,9 @@ class HuggingFaceCheckpoint:
         """Return the shard that holds a tensor, and the tensor's name in there."""
         if name == "lm_head.weight" and self.architecture.tied_embeddings:
             name = "embed_tokens.weight"
-        # The bare name is that of a checkpoint saved without its head.
-        for stored in ("model." + name, name):
-            if stored in self._shards:
-                return self._shards[stored], stored
+        for prefix in _PREFIXES:
+            if prefix + name in self._shards:
+                return self._shards[prefix + name], prefix + name
         raise CheckpointError(f"{self.source} lacks tensor {'model.' + name!r}; download or save the checkpoint again")
 
     def _check_tensors(self) -> None:
@@ -126,54 +128,6 @@ def _read_json(path: Path, *, required: bool = True) -> Metadata:
     return Metadata(values, str(path))
 
 
-def _read_architecture(config: Metadata) -> Architecture:
-    family = family_of_model_type(config.text("model_type"), config.where)
-    if config.get("quantization_config"):
-        raise UnsupportedError(
-            f"{config.where}: the checkpoint is quantized (quantization_config); give the original one in bfloat16, "
-            "float16 or float32, or a GGUF file"
-        )
-    activation = config.text("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedError(f"{config.where}: hidden_act {activation!r} is not supported; supported is silu")
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    context = config.integer("max_position_embeddings")
-    _refuse_sliding_window(config, context)
-    head_size = config.integer("head_dim", max(1, hidden // heads))
-    require_size("head_size", head_size, config.where)
-    attention_bias = config.flag("attention_bias", False)
-    return Architecture(
-        family=family.name,
-        layers=config.integer("num_hidden_layers"),
-        hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size"),
-        heads=heads,
-        kv_heads=config.integer("num_key_value_heads", heads),
-        head_size=head_size,
-        vocab_size=config.integer("vocab_size"),
-        context_length=context,
-        norm_epsilon=config.number("rms_norm_eps"),
-        rope=rope_from_config(config, head_size),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
-        qkv_bias=family.qkv_bias or attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=config.flag("mlp_bias", False),
-    )
-
-
-def _refuse_sliding_window(config: Metadata, context: int) -> None:
-    # Mistral slides unless told not to, Qwen2 only if told so; newer configurations list every layer's kind.
-    slides = config.get("model_type") == "mistral" or config.flag("use_sliding_window", False)
-    window = config.get("sliding_window", 4096)
-    layer_types = config.get("layer_types")
-    if isinstance(layer_types, list):
-        slides = any(kind != "full_attention" for kind in layer_types)
-    if slides and isinstance(window, int) and window < context:
-        raise UnsupportedError(
-            f"{config.where}: sliding-window attention ({window} of {context} positions) is not supported"
-        )
-
-
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     """Return the shard of every tensor, by the tensor's name in there."""
     if (folder / _INDEX).is_file():
@@ -210,7 +164,7 @@ def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embed
     text = _read(path, LARGEST_TOKENIZER)
     try:
         with panics_as_errors():
-            tokenizer = Tokenizer.from_buffer(text)
+            tokenizer = Tokenizer.from_buffer(_within_the_embedding(text, embedding_rows))
             check_tokenizer(tokenizer)
     except Exception as error:  # the package raises nothing more specific
         raise CheckpointError(f"{path} is no tokenizer ({reason(error)}); download it again") from error
@@ -239,6 +193,14 @@ def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embed
         chat_template=_read_chat_template(folder, settings),
         named_tokens=named,
     )
+
+
+def _within_the_embedding(text: bytes, rows: int) -> bytes:
+    """A tokenizer.json without added tokens that the embedding has no row for, as for pictures in small Gemmas."""
+    content = json.loads(text)
+    added = content["added_tokens"]
+    kept = [token for token in added if token["id"] < rows]
+    return text if len(kept) == len(added) else json.dumps({**content, "added_tokens": kept}).encode()
 
 
 def _token_ids(values: Metadata, key: str, size: int) -> list[int]:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_spec.bundle import ArchitectureRecord, CacheType, GraphRecord, ModelRecord
+from edge_spec.bundle import ArchitectureRecord, CacheType, GraphRecord, ModelRecord, RopeRecord
 from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import TEXT as CALIBRATION_TEXT
 from edge_spec.export.cache_scales import cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
-from edge_spec.export.decoder import read_layer
+from edge_spec.export.decoder import read_final_norm, read_layer
 from edge_spec.export.graph import build_graph
 from edge_spec.export.graph_run import run_graph
 from edge_spec.export.packing import PackedModel, Packer
@@ -22,7 +22,7 @@ from edge_spec.export.progress import Progress
 from edge_spec.export.quality import MAX_TOKENS, TEXT, compare, require_quality
 from edge_spec.export.recipe import Device, Recipe
 from edge_spec.export.reference import Float32Reference
-from edge_spec.export.rope import rotary_tables
+from edge_spec.export.rope import Rope, rotary_tables
 from edge_spec.export.weights import open_weight_file
 from edge_spec.processor import integer_products_saturate
 
@@ -90,7 +90,10 @@ def export_model(
             usable = checkpoint.vocabulary.size
             quality = compare(run.logits[:, :usable], reference_logits[:, :usable])
             require_quality(quality, recipe, checkpoint.source)
-        scales = [cache_scales(keys, values) for keys, values in zip(run.keys, run.values, strict=True)]
+        scales = [
+            cache_scales(keys, values, 0 if layer.rope is None else layer.rope.size)
+            for keys, values, layer in zip(run.keys, run.values, facts.attention, strict=True)
+        ]
         for file in rounded:
             ir.save(build_graph(facts, model, device, file.tree, scales), folder / file.name)
         progress(f"check {folder.name}", 1, 1)
@@ -130,7 +133,7 @@ def _pack(
         layers.append(packer.layer(index, layer))
     progress(stage, facts.layers, steps)
 
-    final_norm = checkpoint.tensor("norm.weight")
+    final_norm = read_final_norm(checkpoint)
     hidden = None if reference is None else reference.final_hidden(final_norm)
     logits = None if hidden is None else np.empty((len(hidden), facts.vocab_size), np.float32)
     head_name = "embed_tokens.weight" if facts.tied_embeddings else "lm_head.weight"
@@ -148,20 +151,29 @@ def _pack(
     lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
     progress(stage, facts.layers + 1, steps)
     embedding = packer.embedding(vocabulary_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
-    # One more than the context: the padding row of a target call lies behind the last token.
-    cos, sin = (
-        require_finite(table, "rotary table", checkpoint.source)
-        for table in rotary_tables(facts.rope, facts.head_size, facts.context_length + 1)
-    )
     model = PackedModel(
         embedding=embedding,
-        rotary=(packer.vector("rotary_cos", cos), packer.vector("rotary_sin", sin)),
+        rotary=_rotary(checkpoint, packer),
         layers=tuple(layers),
         final_norm=packer.vector("final_norm", final_norm),
         lm_head=lm_head,
     )
     progress(stage, steps, steps)
     return model, logits
+
+
+def _rotary(checkpoint: Checkpoint, packer: Packer) -> dict[Rope, tuple[ir.TensorProtocol, ir.TensorProtocol]]:
+    """Store the tables of each rotary embedding."""
+    stored = {}
+    for index, rope in enumerate(checkpoint.architecture.ropes):
+        name = f"rotary.{index}" if index else "rotary"
+        # One more than the context: the padding row of a target call lies behind the last token.
+        cos, sin = (
+            require_finite(table, "rotary table", checkpoint.source)
+            for table in rotary_tables(rope, checkpoint.architecture.context_length + 1)
+        )
+        stored[rope] = packer.vector(name + "_cos", cos), packer.vector(name + "_sin", sin)
+    return stored
 
 
 def _text_ids(checkpoint: Checkpoint) -> npt.NDArray[np.int64]:
@@ -193,7 +205,16 @@ def _describe(facts: Architecture) -> ArchitectureRecord:
         head_size=facts.head_size,
         logits_size=facts.vocab_size,
         context_length=facts.context_length,
-        rope_theta=facts.rope.theta,
-        rope_scaled=facts.rope.frequency_factors is not None,
+        ropes=tuple(
+            RopeRecord(
+                theta=rope.theta,
+                scaled=rope.frequency_factors is not None,
+                size=rope.size,
+                layers=sum(layer.rope == rope for layer in facts.attention),
+            )
+            for rope in facts.ropes
+        ),
+        sliding_window=facts.window,
+        sliding_layers=sum(layer.window is not None for layer in facts.attention),
         tied_embeddings=facts.tied_embeddings,
     )

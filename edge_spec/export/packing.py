@@ -13,6 +13,7 @@ import onnx_ir as ir
 from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.quantize import quantize_blocks, quantize_blocks_with_zero_points, quantize_channels
 from edge_spec.export.recipe import Device, EmbeddingFormat, MatrixFormat, Recipe
+from edge_spec.export.rope import Rope
 from edge_spec.export.weights import WeightFile
 
 Float32Array = npt.NDArray[np.float32]
@@ -60,21 +61,25 @@ class PackedLayer:
     input_norm: ir.TensorProtocol
     qkv: PackedMatrix
     qkv_bias: ir.TensorProtocol | None
+    q_norm: ir.TensorProtocol | None
+    k_norm: ir.TensorProtocol | None
     output: PackedMatrix
     output_bias: ir.TensorProtocol | None
+    post_attention_norm: ir.TensorProtocol | None
     mlp_norm: ir.TensorProtocol
     gate_up: PackedMatrix
     gate_up_bias: ir.TensorProtocol | None
     down: PackedMatrix
     down_bias: ir.TensorProtocol | None
+    post_mlp_norm: ir.TensorProtocol | None
 
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A whole model as stored; ``rotary`` holds the cos and sin tables, compute type [context + 1, head_size / 2]."""
+    """A whole model as stored; ``rotary`` holds cos and sin, compute type [context + 1, elements rotated / 2]."""
 
     embedding: PackedEmbedding
-    rotary: tuple[ir.TensorProtocol, ir.TensorProtocol]
+    rotary: Mapping[Rope, tuple[ir.TensorProtocol, ir.TensorProtocol]]
     layers: tuple[PackedLayer, ...]
     final_norm: ir.TensorProtocol
     lm_head: PackedMatrix
@@ -110,21 +115,25 @@ class Packer:
         def matrix(name: str, weight: Float32Array, storage: MatrixFormat) -> PackedMatrix:
             return self._matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage)
 
-        def bias(name: str, values: Float32Array | None) -> ir.TensorProtocol | None:
-            return None if values is None else self.vector(f"{prefix}{name}.bias", values)
+        def vector(name: str, values: Float32Array | None) -> ir.TensorProtocol | None:
+            return None if values is None else self.vector(prefix + name, values)
 
         recipe = self._recipe
         return PackedLayer(
             input_norm=self.vector(prefix + "input_norm", layer.input_norm),
             qkv=matrix("qkv", layer.qkv, recipe.attention),
-            qkv_bias=bias("qkv", layer.qkv_bias),
+            qkv_bias=vector("qkv.bias", layer.qkv_bias),
+            q_norm=vector("q_norm", layer.q_norm),
+            k_norm=vector("k_norm", layer.k_norm),
             output=matrix("output", layer.output, recipe.attention),
-            output_bias=bias("output", layer.output_bias),
+            output_bias=vector("output.bias", layer.output_bias),
+            post_attention_norm=vector("post_attention_norm", layer.post_attention_norm),
             mlp_norm=self.vector(prefix + "mlp_norm", layer.mlp_norm),
             gate_up=matrix("gate_up", layer.gate_up, recipe.mlp_up),
-            gate_up_bias=bias("gate_up", layer.gate_up_bias),
+            gate_up_bias=vector("gate_up.bias", layer.gate_up_bias),
             down=matrix("down", layer.down, recipe.mlp_down),
-            down_bias=bias("down", layer.down_bias),
+            down_bias=vector("down.bias", layer.down_bias),
+            post_mlp_norm=vector("post_mlp_norm", layer.post_mlp_norm),
         )
 
     def lm_head(self, shape: tuple[int, int], read_rows: ReadRows) -> PackedMatrix:

@@ -42,6 +42,7 @@ def export_pair(
     recipe: str | Recipe | None = None,
     draft_recipe: str | Recipe | None = None,
     device: Device = "cpu",
+    context: int | None = None,
     check: bool = True,
     overwrite: bool = False,
     offline: bool = False,
@@ -56,6 +57,7 @@ def export_pair(
         recipe: the target's quantization recipe or its name; ``None`` picks the device's default.
         draft_recipe: the draft's, likewise.
         device: ``"cpu"`` or ``"cuda"``, the flavour of the graphs.
+        context: positions the target's graphs are made for; ``None`` for what it was trained for.
         check: compare each written graph with a float32 reference on a fixed text.
         overwrite: replace a bundle that is already at ``output``.
         offline: take what is named on the hub from its cache only.
@@ -73,8 +75,8 @@ def export_pair(
     target_recipe = find_recipe(recipe or default_target, device)
     chosen_draft_recipe = find_recipe(draft_recipe or default_draft, device)
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
-        target_checkpoint = open_checkpoint(target, offline)
-        draft_checkpoint = None if draft is None else open_checkpoint(draft, offline)
+        target_checkpoint = open_checkpoint(target, context, offline)
+        draft_checkpoint = None if draft is None else open_checkpoint(draft, offline=offline)
         vocabulary = target_checkpoint.vocabulary
         notes = _vocabulary_notes(target_checkpoint, draft_checkpoint)
         # Not by the tokenizer's own save, whose errors (a full disk) have no type.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.export.architecture import Architecture
+from edge_spec.export.architecture import Activation, Architecture, LayerAttention
 from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.rope import rotary_tables
 
@@ -18,42 +21,80 @@ class Float32Reference:
     def __init__(self, architecture: Architecture, embeddings: Float32Array) -> None:
         """Start from the text's embeddings, float32 [tokens, hidden]."""
         self._facts = architecture
-        self._hidden = embeddings
-        self._cos, self._sin = rotary_tables(architecture.rope, architecture.head_size, len(embeddings))
+        self._hidden = embeddings * np.float32(architecture.embedding_scale)
+        self._rotary = {rope: rotary_tables(rope, len(embeddings)) for rope in architecture.ropes}
+        self._layer = 0
 
     def run_layer(self, layer: DecoderLayer) -> None:
-        """Send the hidden states through one layer."""
-        attended = self._attend(self._norm(layer.input_norm), layer)
-        self._hidden = self._hidden + _linear(attended, layer.output, layer.output_bias)
-        gate, up = np.split(_linear(self._norm(layer.mlp_norm), layer.gate_up, layer.gate_up_bias), 2, axis=1)
-        activated = gate / (1 + np.exp(-gate)) * up
-        self._hidden = self._hidden + _linear(activated, layer.down, layer.down_bias)
+        """Send the hidden states through the next layer."""
+        attention, epsilon = self._facts.attention[self._layer], np.float32(self._facts.norm_epsilon)
+        self._layer += 1
+        attended = self._attend(_norm(self._hidden, layer.input_norm, epsilon), layer, attention)
+        self._add(_linear(attended, layer.output, layer.output_bias), layer.post_attention_norm)
+        normed = _norm(self._hidden, layer.mlp_norm, epsilon)
+        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
+        activated = _ACTIVATIONS[self._facts.activation](gate) * up
+        self._add(_linear(activated, layer.down, layer.down_bias), layer.post_mlp_norm)
 
     def final_hidden(self, gain: Float32Array) -> Float32Array:
         """Return the normalized final hidden states, float32 [tokens, hidden]."""
-        return self._norm(gain)
+        return _norm(self._hidden, gain, np.float32(self._facts.norm_epsilon))
 
-    def _norm(self, gain: Float32Array) -> Float32Array:
-        mean_square = np.mean(self._hidden**2, axis=1, keepdims=True)
-        normed: Float32Array = self._hidden / np.sqrt(mean_square + np.float32(self._facts.norm_epsilon)) * gain
-        return normed
+    def _add(self, update: Float32Array, gain: Float32Array | None) -> None:
+        if gain is not None:
+            update = _norm(update, gain, np.float32(self._facts.norm_epsilon))
+        self._hidden = self._hidden + update
 
-    def _attend(self, x: Float32Array, layer: DecoderLayer) -> Float32Array:
+    def _attend(self, x: Float32Array, layer: DecoderLayer, attention: LayerAttention) -> Float32Array:
         facts, tokens = self._facts, len(x)
         heads = facts.heads + 2 * facts.kv_heads
         qkv = _linear(x, layer.qkv, layer.qkv_bias).reshape(tokens, heads, facts.head_size).swapaxes(0, 1)
         query, key, value = np.split(qkv, [facts.heads, facts.heads + facts.kv_heads])
+        if layer.q_norm is not None and layer.k_norm is not None:
+            epsilon = np.float32(facts.norm_epsilon)
+            query, key = _norm(query, layer.q_norm, epsilon), _norm(key, layer.k_norm, epsilon)
+        if attention.rope is not None:
+            tables = self._rotary[attention.rope]
+            query, key = _rotate(query, *tables), _rotate(key, *tables)
         group = facts.heads // facts.kv_heads
-        key, value = np.repeat(self._rotate(key), group, axis=0), np.repeat(value, group, axis=0)
-        scores = self._rotate(query) @ key.swapaxes(1, 2) / np.sqrt(np.float32(facts.head_size))
-        scores[:, ~np.tri(tokens, dtype=bool)] = -np.inf
+        key, value = np.repeat(key, group, axis=0), np.repeat(value, group, axis=0)
+        scale = facts.head_size**-0.5 if facts.attention_scale is None else facts.attention_scale
+        scores = query @ key.swapaxes(1, 2) * np.float32(scale)
+        seen = np.tri(tokens, dtype=bool)
+        if attention.window is not None:
+            seen &= ~np.tri(tokens, k=-attention.window, dtype=bool)
+        scores[:, ~seen] = -np.inf
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         return np.ascontiguousarray((weights @ value).swapaxes(0, 1)).reshape(tokens, -1)
 
-    def _rotate(self, x: Float32Array) -> Float32Array:
-        first, second = np.split(x, 2, axis=2)
-        return np.concatenate([first * self._cos - second * self._sin, second * self._cos + first * self._sin], axis=2)
+
+def _silu(x: Float32Array) -> Float32Array:
+    activated: Float32Array = x / (1 + np.exp(-x))
+    return activated
+
+
+def _gelu_tanh(x: Float32Array) -> Float32Array:
+    """The tanh approximation of GELU (Hendrycks and Gimpel 2016)."""
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
+    activated: Float32Array = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return activated
+
+
+_ACTIVATIONS: dict[Activation, Callable[[Float32Array], Float32Array]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def _norm(x: Float32Array, gain: Float32Array, epsilon: np.float32) -> Float32Array:
+    """RMS norm over the last axis."""
+    normed: Float32Array = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + epsilon) * gain
+    return normed
+
+
+def _rotate(x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
+    """Rotate the first elements of heads, float32 [heads, tokens, head_size], as many as the tables are for."""
+    half = cos.shape[1]
+    first, second, rest = np.split(x, [half, 2 * half], axis=2)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=2)
 
 
 def _linear(x: Float32Array, weight: Float32Array, bias: Float32Array | None) -> Float32Array:

@@ -10,26 +10,30 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding over the whole head, rotate-half layout.
+    """Rotary position embedding, rotate-half layout.
+
+    Every static scaling scheme (linear, Llama 3, YaRN, LongRoPE) reduces to divisors of the frequencies and a factor.
 
     Attributes:
         theta: base of the geometric frequency series.
-        frequency_factors: ``head_size / 2`` divisors of the inverse frequencies, or ``None`` for all ones.
-            Every static scaling scheme (linear, Llama 3) reduces to such divisors.
+        size: elements of a head that are rotated, the first ones.
+        frequency_factors: ``size / 2`` divisors of the inverse frequencies, or ``None`` for all ones.
+        magnitude: what cos and sin are multiplied by.
     """
 
     theta: float
+    size: int
     frequency_factors: tuple[float, ...] | None = None
+    magnitude: float = 1.0
 
 
-def rotary_tables(
-    rope: Rope, head_size: int, positions: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cos and sin, each float32 [positions, head_size / 2] (Su et al. 2021, rotate-half layout)."""
-    frequencies = rope.theta ** -(np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+def rotary_tables(rope: Rope, positions: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cos and sin, each float32 [positions, size / 2] (Su et al. 2021, rotate-half layout)."""
+    frequencies = rope.theta ** -(np.arange(0, rope.size, 2, dtype=np.float64) / rope.size)
     if rope.frequency_factors is not None:
         with np.errstate(over="ignore"):
             frequencies = frequencies / np.asarray(rope.frequency_factors, dtype=np.float64)
     with np.errstate(all="ignore"):  # whoever packs the tables checks that they are finite
         angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        cos, sin = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
+        return cos.astype(np.float32), sin.astype(np.float32)

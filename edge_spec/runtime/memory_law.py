@@ -230,7 +230,7 @@ def _weights(model: ModelRecord, tokens: int, on_gpu: bool) -> _Weights:
         total += matrix.count * packed
         largest = max(largest, original)
     vectors = facts.layers * (4 * facts.hidden_size + 2 * facts.intermediate_size) * 4
-    rotary = tokens * facts.head_size * 4
+    rotary = tokens * sum(rope.size for rope in facts.ropes) * 4
     return _Weights(total, vectors + rotary + _embedding(model, tokens, block), largest)
 
 
