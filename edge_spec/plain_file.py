@@ -54,6 +54,7 @@ def open_regular(path: Path, within: Path) -> IO[bytes]:
     """Open a file of a downloaded folder for reading. Links are followed, but not to anywhere.
 
     The cache of the Hugging Face hub keeps a checkpoint's files in ``blobs``, and links to them in ``snapshots/NAME``.
+    Newer clients keep what several checkpoints share in a folder ``blobs/XX`` beside all checkpoints, and link to that.
 
     Args:
         path: the file.
@@ -64,7 +65,9 @@ def open_regular(path: Path, within: Path) -> IO[bytes]:
         OSError: it is missing or may not be read.
     """
     home, real = within.resolve(), path.resolve(strict=True)
-    in_cache = within.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+    checkpoint = home.parent.parent
+    blobs = (checkpoint / "blobs", checkpoint.parent / "blobs" / real.parent.name)
+    in_cache = within.parent.name == "snapshots" and real.parent in blobs
     if not real.is_relative_to(home) and not in_cache:
         raise NotPlainError(f"{path} is a link to {real}, outside of its folder")
     _require(path, real.stat(), stat.S_IFREG)

@@ -55,7 +55,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["fly"],
         ["export", "--output", "x"],
         ["export", "--target", "x"],
-        ["export", "--target", "x", "--output", "y", "--recipe", "int3"],
+        ["export", "--target", "x", "--output", "y", "--draft-recipe", "int3"],
         ["run", "bundle"],
         ["run", "bundle", "prompt", "--max-new-tokens", "many"],
         ["inspect"],

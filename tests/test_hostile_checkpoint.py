@@ -80,13 +80,17 @@ def test_a_link_does_not_carry_somebody_elses_file_into_the_bundle(folder: Path,
         export(folder, tmp_path)
 
 
-def test_links_inside_the_cache_of_the_hub_are_followed(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_links_inside_the_cache_of_the_hub_are_followed(folder: Path, tmp_path: Path, shared: bool) -> None:
+    """Newer clients keep a blob beside all checkpoints, so that a link leads to a link."""
     cache = tmp_path / "models--owner--name"
-    snapshot = cache / "snapshots" / "abcdef"
-    snapshot.mkdir(parents=True)
-    (cache / "blobs").mkdir()
+    snapshot, blobs, store = cache / "snapshots" / "abcdef", cache / "blobs", tmp_path / "blobs" / "ab"
+    for created in (snapshot, blobs, store):
+        created.mkdir(parents=True)
     for index, file in enumerate(sorted(folder.iterdir())):
-        file.rename(cache / "blobs" / str(index))
+        file.rename((store if shared else blobs) / str(index))
+        if shared:
+            (blobs / str(index)).symlink_to(Path("../../blobs/ab") / str(index))
         (snapshot / file.name).symlink_to(Path("../../blobs") / str(index))
     export(snapshot, tmp_path)
 

@@ -26,9 +26,9 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from edge_spec.errors import CheckpointError, MissingDependencyError, UnsupportedError
+from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import LayerAttention, tensor_shapes
-from edge_spec.export.huggingface import HuggingFaceCheckpoint, download
+from edge_spec.export.huggingface import HuggingFaceCheckpoint
 from edge_spec.export.rope import Rope
 
 SIZES: dict[str, Any] = {
@@ -494,41 +494,3 @@ def test_an_eos_id_beyond_the_vocabulary_is_refused(folder: Path) -> None:
     write_json(folder / "generation_config.json", eos_token_id=[2, 999])
     with pytest.raises(CheckpointError, match="eos_token_id names 999"):
         _ = HuggingFaceCheckpoint(folder).vocabulary
-
-
-def test_a_hub_id_without_a_network_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="'nobody/nothing'.*cannot be reached"):
-        download("nobody/nothing")
-
-
-def test_an_unknown_hub_id_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    def refuse(*_: object, **__: object) -> str:
-        raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    with pytest.raises(CheckpointError, match="'nobody/nothing'.*check the spelling"):
-        download("nobody/nothing")
-
-
-def test_a_hub_id_is_downloaded_without_foreign_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def snapshot(hub_id: str, *, allow_patterns: list[str]) -> str:
-        asked.update(id=hub_id, patterns=allow_patterns)
-        return str(folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert download("owner/name") == folder
-    assert asked["id"] == "owner/name"
-    assert {"config.json", "tokenizer.json", "model*.safetensors"} <= set(asked["patterns"])
-    assert not any("bin" in pattern for pattern in asked["patterns"])
-
-
-def test_the_hub_client_is_only_needed_for_hub_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(MissingDependencyError, match=r"edge-spec\[export\]"):
-        download("owner/name")

@@ -62,14 +62,6 @@ def test_what_is_neither_there_nor_a_hub_id_is_refused(
         open_checkpoint(source)
 
 
-def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched = []
-    monkeypatch.setattr("edge_spec.export.huggingface.download", lambda hub_id: fetched.append(hub_id) or tmp_path)
-    with pytest.raises(CheckpointError, match="config.json is missing"):
-        open_checkpoint("owner/name-1.5B")
-    assert fetched == ["owner/name-1.5B"]
-
-
 @pytest.mark.parametrize("source", ["x" * 300, "folder/model.gguf"])
 def test_what_cannot_be_looked_at_is_refused_by_name(
     source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -10,11 +10,9 @@ import pytest
 
 from edge_spec import cli
 from edge_spec.errors import EdgeSpecError
-from edge_spec.export.pair_recipe import PairRecipe, read_pair_recipe
+from edge_spec.export.pair_recipe import About, DevicePlan, ExpectedMemory, Licence, PairRecipe, read_pair_recipe
 from edge_spec.export.recipe import FORMATS, RECIPES, find_recipe, with_formats
 from gguf_files import METADATA, write_model
-
-SHIPPED = sorted((Path(__file__).parent.parent / "models").glob("*.toml"))
 
 
 def write_recipe(folder: Path, text: str) -> Path:
@@ -42,6 +40,45 @@ def test_draft_and_recipe_can_be_left_out(tmp_path: Path) -> None:
     assert read_pair_recipe(write_recipe(tmp_path, "[target]\nsource = 'owner/big'")) == PairRecipe(
         "owner/big", None, None, None
     )
+
+
+def test_what_is_known_of_the_models_is_read(tmp_path: Path) -> None:
+    path = write_recipe(
+        tmp_path,
+        """
+        [about]
+        title = "Big, drafted by small"
+        run = "both, from safetensors"
+        [target]
+        source = "owner/big"
+        licence = "Apache-2.0"
+        [draft]
+        source = "owner/small"
+        licence = "Small Licence"
+        licence_url = "https://example.org/small"
+        gated = true
+        [memory]
+        context = 4096
+        peak_mib = 3000
+        [memory.devices]
+        4 = { context = 1024, draft = false, kv = "int8", peak_mib = 2000 }
+        8 = { context = 4096, draft = true, kv = "int8", peak_mib = 2500 }
+        16 = { context = 4096, draft = true, kv = "float32", peak_mib = 3000 }
+        """,
+    )
+    pair = read_pair_recipe(path)
+    assert pair.about == About("Big, drafted by small", "both, from safetensors")
+    assert pair.licence == Licence("Apache-2.0")
+    assert pair.draft_licence == Licence("Small Licence", "https://example.org/small", gated=True)
+    plans = {
+        4: DevicePlan(1024, False, "int8", 2000),
+        8: DevicePlan(4096, True, "int8", 2500),
+        16: DevicePlan(4096, True, "float32", 3000),
+    }
+    assert pair.memory == ExpectedMemory(4096, 3000, plans)
+    assert pair.memory.device_gb(draft=True) == 16
+    assert pair.memory.device_gb(draft=False) is None
+    assert pair.models() == {"target": "owner/big", "draft": "owner/small", "recipe": None, "draft_recipe": None}
 
 
 def test_formats_replace_those_of_the_named_recipe(tmp_path: Path) -> None:
@@ -90,7 +127,7 @@ def test_coarsest_format_decides_how_far_a_mixed_recipe_may_stray() -> None:
         ("[target]\nsource = 'a/b'\n[draft]", r"\[draft\] needs a source"),
         ("[target]\nsource = 7", r"needs a source.*not 7"),
         ("target = 'a/b'", r"\[target\] is to be a table, not 'a/b'"),
-        ("device = 'cpu'\n[target]\nsource = 'a/b'", "unknown key 'device'; expected target, draft"),
+        ("device = 'cpu'\n[target]\nsource = 'a/b'", "unknown key 'device'; expected target, draft, about, memory"),
         ("[target]\nsource = 'a/b'\nrecipie = 'int4'", r"\[target\] has the unknown key 'recipie'.*source, recipe"),
         ("[target]\nsource = 'a/b'\nrecipe = 'int3'", "unknown recipe 'int3'; expected one of fp32, fp16"),
         ("[target]\nsource = 'a/b'\nrecipe = ['int4']", r"unknown recipe \['int4'\]"),
@@ -115,6 +152,27 @@ def test_coarsest_format_decides_how_far_a_mixed_recipe_may_stray() -> None:
             "[target]\nsource = 'a/b'\nrecipe = 'w8a8'\n[target.formats]\nlm_head = {}",
             "Unknown format {} of lm_head",
         ),
+        ("[target]\nsource = 'a/b'\nlicence = 1", r"\[target\] has licence = 1; expected a text"),
+        ("[target]\nsource = 'a/b'\ngated = 'yes'", r"\[target\] has gated = 'yes'; expected true or false"),
+        ("[target]\nsource = 'a/b'\n[about]\nrun = 'all'", r"\[about\] lacks 'title'; expected a text"),
+        ("[target]\nsource = 'a/b'\n[about]\ntitle = ''", r"\[about\] has title = ''; expected a text"),
+        ("[target]\nsource = 'a/b'\n[about]\nname = 'A'", r"\[about\] has the unknown key 'name'"),
+        ("about = 'A'\n[target]\nsource = 'a/b'", r"\[about\] is to be a table"),
+        ("[target]\nsource = 'a/b'\n[memory]\ncontext = 1", r"\[memory\] lacks 'peak_mib'; expected a whole number"),
+        (
+            "[target]\nsource = 'a/b'\n[memory]\ncontext = 1\npeak_mib = -1",
+            r"\[memory\] has peak_mib = -1; expected a whole number above zero",
+        ),
+        (
+            "[target]\nsource = 'a/b'\n[memory]\ncontext = true\npeak_mib = 1",
+            r"\[memory\] has context = True; expected a whole number above zero",
+        ),
+        ("[target]\nsource = 'a/b'\n[memory.devices]\n5 = {}", "unknown device '5'; expected GB of memory: 4, 8, 16"),
+        (
+            "[target]\nsource = 'a/b'\n[memory.devices]\n4 = { kv = 'int4' }",
+            r"\[memory.devices.4\] has the unknown kv 'int4'; expected one of float32, int8",
+        ),
+        ("[target]\nsource = 'a/b'\n[memory.devices]\n4 = 3", r"\[memory.devices.4\] is to be a table, not 3"),
     ],
 )
 def test_faulty_recipe_is_refused_by_name_and_reason(text: str, message: str, tmp_path: Path) -> None:
@@ -177,15 +235,6 @@ def test_a_block_size_that_no_kernel_takes_is_refused(size: int) -> None:
 def test_cuda_takes_mixed_recipes_it_can_run() -> None:
     mixed = with_formats(RECIPES["int4"], {"lm_head": "fp16", "embedding": "int8"})
     assert find_recipe(mixed, "cuda") is mixed
-
-
-def test_recipes_that_ship_are_valid_and_say_whether_they_were_run() -> None:
-    assert SHIPPED
-    for path in SHIPPED:
-        pair = read_pair_recipe(path)
-        assert find_recipe(pair.recipe or "w8a8", "cpu")
-        assert "/" in pair.target
-        assert "run here" in path.read_text("utf-8").lower(), path
 
 
 def test_export_takes_models_and_formats_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         extra = "bench" if error.name == "matplotlib" else "export"
         return _fail(f"this needs the package {error.name!r}, which is not installed: pip install 'edge-spec[{extra}]'")
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print("", *interrupt.args, sep="\n", file=sys.stderr)  # not behind the ^C that the terminal shows
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has seen enough.

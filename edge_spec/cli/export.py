@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_spec.cli.command import add_command, given
 from edge_spec.cli.inspect import print_manifest
+from edge_spec.cli.recipe_list import print_recipes
 
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
 
@@ -20,47 +21,81 @@ def add(commands: Any) -> None:
         "export",
         "turn a target and a draft model into a pair bundle",
         "Turn a target and, optionally, a small draft with the same tokenizer into one pair bundle: quantized ONNX "
-        "graphs that 'edge-spec run' generates with. A model is a GGUF file, a Hugging Face folder or a hub id.",
+        "graphs that 'edge-spec run' generates with. A model is a GGUF file, a Hugging Face folder, or on the hub "
+        "owner/name, owner/name:Q4_K_M or owner/name/file.gguf, each with @revision if need be.",
+        "edge-spec export --list",
+        "edge-spec export --recipe qwen2.5-coder-1.5b --output coder.pair",
         "edge-spec export --target coder-1.5b.gguf --draft coder-0.5b.gguf --output coder.pair",
-        "edge-spec export --target HuggingFaceTB/SmolLM2-135M-Instruct --output smollm2.pair --recipe int4",
+        "edge-spec export --target HuggingFaceTB/SmolLM2-135M-Instruct@main --output smollm2.pair --recipe int4",
         "edge-spec export --pair models/qwen2.5-coder-1.5b.toml --output coder.pair",
     )
-    parser.add_argument(
-        "--pair", type=Path, metavar="FILE", help="TOML file that names the models and recipes; the options here win"
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--pair",
+        metavar="FILE|NAME",
+        help="TOML file, or shipped recipe, that names the models and how they are stored; the options here win",
     )
-    parser.add_argument("--target", metavar="MODEL", help="the model whose text is wanted; --pair can name it instead")
-    parser.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the bundle's folder")
-    parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
-    parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
-    parser.add_argument(
+    models.add_argument("--target", metavar="MODEL", help="the model whose text is wanted; --pair can name it instead")
+    models.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
+    models.add_argument("--offline", action="store_true", help="take what is on the hub from its local cache only")
+    models.add_argument("--list", action="store_true", help="print the recipes that are shipped, and export nothing")
+    storage = parser.add_argument_group("storage")
+    storage.add_argument(
+        "--recipe",
+        metavar="RECIPE",
+        help=f"how the target is stored: {', '.join(RECIPES)} (cpu: w8a8, cuda: int4); without --target, the name of a "
+        "shipped recipe, as --pair",
+    )
+    storage.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
+    storage.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
+    storage.add_argument(
         "--context", type=int, metavar="TOKENS", help="longest text of the target (what it was trained for)"
     )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the bundle's folder")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
-    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    parser.add_argument("--json", action="store_true", help="print the manifest, or the list, as JSON")
     parser.set_defaults(command=_export, usage_error=parser.error)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    if arguments.target is None and arguments.pair is None:
-        arguments.usage_error("one of --target and --pair is required")
+    if arguments.list:
+        return print_recipes(arguments.json)
+    if arguments.output is None:
+        arguments.usage_error("the following arguments are required: --output")
+    models = _models(arguments)
     from edge_spec.export.pair import export_pair
-    from edge_spec.export.pair_recipe import read_pair_recipe
     from edge_spec.progress_bars import ProgressBars
 
-    models = {"draft": None} if arguments.pair is None else vars(read_pair_recipe(arguments.pair))
     with ProgressBars() as progress:
         report = export_pair(
-            **{**models, **given(arguments, "target", "draft", "recipe", "draft_recipe", "context")},
+            **{**models, **given(arguments, "context")},
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,
             overwrite=arguments.overwrite,
+            offline=arguments.offline,
             progress=progress,
         )
     for note in report.notes:
         print(note, file=sys.stderr)
     print_manifest(report.path, report.manifest, arguments.json)
     return 0
+
+
+def _models(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what is exported and how it is stored: what the options say, else the pair recipe."""
+    pair, recipe = arguments.pair, arguments.recipe
+    if pair is None and arguments.target is None:
+        if recipe is None or recipe in RECIPES:
+            arguments.usage_error("one of --target and --pair is required, or the name of a pair as --recipe")
+        pair, recipe = recipe, None
+    from edge_spec.export.shipped_recipes import find_pair_recipe, require_pair_name, require_storage_name
+
+    if recipe is not None:
+        require_storage_name(recipe)
+    elif arguments.pair is None and pair is not None:
+        require_pair_name(pair)
+    named = {"draft": None} if pair is None else find_pair_recipe(pair).models()
+    options = given(arguments, "target", "draft", "draft_recipe")
+    return {**named, **options, **({} if recipe is None else {"recipe": recipe})}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -76,29 +75,33 @@ class Checkpoint(Protocol):
         ...
 
 
-def open_checkpoint(source: str | PathLike[str], context: int | None = None) -> Checkpoint:
+def open_checkpoint(source: str | PathLike[str], context: int | None = None, offline: bool = False) -> Checkpoint:
     """Open a checkpoint, wherever it lies.
 
     Args:
-        source: a ``.gguf`` file, a Hugging Face folder, or a hub id ``owner/name``, which is downloaded.
+        source: a ``.gguf`` file, a Hugging Face folder, or a name on the hub, from which it is fetched: ``owner/name``,
+            ``owner/name/file.gguf`` or ``owner/name:Q4_K_M``, each with ``@revision`` if need be.
         context: positions that are wanted; ``None`` for as many as the model was trained for, which with LongRoPE is
             the shorter of its two contexts.
+        offline: take what is named on the hub from its cache only.
 
     Raises:
         CheckpointError: nothing is there, or what is there is unreadable, damaged or incomplete.
         UnsupportedError: its architecture, tokenizer or quantization is not supported.
     """
     try:
-        return _open(source, context)
+        return _open(source, context, offline)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"cannot read {str(source)!r}: {reason}; check the path and its permissions") from error
 
 
-def _open(source: str | PathLike[str], context: int | None) -> Checkpoint:
+def _open(source: str | PathLike[str], context: int | None, offline: bool) -> Checkpoint:
     # The readers import their formats' packages, and this module's types.
     from edge_spec.export.gguf_checkpoint import GgufCheckpoint
-    from edge_spec.export.huggingface import HuggingFaceCheckpoint, download
+    from edge_spec.export.hub import fetch
+    from edge_spec.export.hub_name import parse_hub_name
+    from edge_spec.export.huggingface import HuggingFaceCheckpoint
 
     path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path's own raises RuntimeError on an unknown ~user
     if path.is_file():
@@ -113,8 +116,13 @@ def _open(source: str | PathLike[str], context: int | None) -> Checkpoint:
             return GgufCheckpoint(files[0], context)
         found = f"{len(files)} .gguf files: name one of them" if files else "no .gguf file either"
         raise CheckpointError(f"the folder {path} holds no config.json (a Hugging Face checkpoint) and {found}")
-    if isinstance(source, str) and path.suffix != ".gguf" and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source):
-        return HuggingFaceCheckpoint(download(source), source=source, context=context)
+    if isinstance(source, str) and (name := parse_hub_name(source)) is not None:
+        fetched = fetch(name, offline)
+        if fetched.path.is_dir():
+            return HuggingFaceCheckpoint(fetched.path, fetched.source, context)
+        checkpoint = GgufCheckpoint(fetched.path, context)
+        checkpoint.source = fetched.source
+        return checkpoint
     raise CheckpointError(
         f"no checkpoint at {str(source)!r}: there is no such file or folder, and it is no hub id (owner/name) either; "
         "give a .gguf file, a folder with config.json and safetensors, or a hub id"

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: a folder of config.json, safetensors and tokenizer.json, or a hub id to fetch one."""
+"""Hugging Face checkpoints: a folder of config.json, safetensors and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edge_spec.errors import CheckpointError, MissingDependencyError, UnsupportedError
+from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import check_sizes, tensor_shapes
 from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite, weights_sha256
 from edge_spec.export.huggingface_config import read_architecture, text_config
@@ -20,15 +20,6 @@ from edge_spec.plain_file import NotPlainError, open_regular
 from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_DOWNLOADED = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "model*.safetensors",
-    _INDEX,
-)
 _LARGEST_JSON = 64 << 20  # bytes; the index of a large checkpoint has some megabytes
 # The bare name is that of a checkpoint saved without its head; the others those of a model that also sees pictures.
 _PREFIXES = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
@@ -106,40 +97,6 @@ class HuggingFaceCheckpoint:
             if shape != expected:
                 raise CheckpointError(f"{shard.path}: tensor {stored!r} has shape {shape}, expected {expected}")
             shard.require_readable(stored)
-
-
-def download(hub_id: str) -> Path:
-    """Fetch a checkpoint from the Hugging Face hub, or find it in the local cache, and return its folder.
-
-    Raises:
-        CheckpointError: the id is unknown, access is refused, or there is no network and no cached copy.
-        MissingDependencyError: huggingface-hub is not installed.
-    """
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"fetching {hub_id!r} needs huggingface-hub: pip install 'edge-spec[export]'"
-        ) from error
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(_DOWNLOADED)))
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"{hub_id!r} is gated: accept its terms on huggingface.co, then log in with `hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"no checkpoint {hub_id!r}: it is neither a local path nor a public model on the Hugging Face hub; check "
-            "the spelling, or log in with `hf auth login` if it is private"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"no checkpoint {hub_id!r}: it is neither a local path nor in the local cache, and the Hugging Face hub "
-            "cannot be reached; check the network, or give a local folder or .gguf file"
-        ) from error
-    except Exception as error:  # the hub's client lets many kinds of network and HTTP errors through
-        raise CheckpointError(f"cannot fetch {hub_id!r} from the Hugging Face hub: {error}") from error
 
 
 def _read(path: Path, limit: int) -> bytes:

@@ -45,12 +45,13 @@ def export_pair(
     context: int | None = None,
     check: bool = True,
     overwrite: bool = False,
+    offline: bool = False,
     progress: Progress = silent,
 ) -> ExportReport:
     """Export ``target`` and ``draft`` to a bundle at ``output``; on any error nothing is left there.
 
     Args:
-        target: a GGUF file, a Hugging Face folder or a hub id.
+        target: a GGUF file, a Hugging Face folder or a name on the hub (:func:`open_checkpoint`).
         draft: likewise, or ``None`` for a target alone.
         output: folder of the new bundle.
         recipe: the target's quantization recipe or its name; ``None`` picks the device's default.
@@ -59,6 +60,7 @@ def export_pair(
         context: positions the target's graphs are made for; ``None`` for what it was trained for.
         check: compare each written graph with a float32 reference on a fixed text.
         overwrite: replace a bundle that is already at ``output``.
+        offline: take what is named on the hub from its cache only.
         progress: told how far the export is.
 
     Raises:
@@ -73,8 +75,8 @@ def export_pair(
     target_recipe = find_recipe(recipe or default_target, device)
     chosen_draft_recipe = find_recipe(draft_recipe or default_draft, device)
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
-        target_checkpoint = open_checkpoint(target, context)
-        draft_checkpoint = None if draft is None else open_checkpoint(draft)
+        target_checkpoint = open_checkpoint(target, context, offline)
+        draft_checkpoint = None if draft is None else open_checkpoint(draft, offline=offline)
         vocabulary = target_checkpoint.vocabulary
         notes = _vocabulary_notes(target_checkpoint, draft_checkpoint)
         # Not by the tokenizer's own save, whose errors (a full disk) have no type.

@@ -5,16 +5,18 @@
     [target]
     source = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
     recipe = "w8a8"
+    licence = "Apache-2.0"
 
-    [target.formats] # optional: layer classes that are stored otherwise
+    [target.formats] # layer classes that are stored otherwise
     lm_head = "fp16"
 
-    [draft] # optional
+    [draft]
     source = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
     recipe = "int4-128"
 
-A source is a hub id or a path, which is looked for beside the file first. Without a ``recipe``, a model gets its
-device's default.
+A source is a name on the hub or a path, which is looked for beside the file first. Only ``[target]`` and its source are
+required. Without a ``recipe``, a model gets its device's default. ``[about]`` and ``[memory]`` are for people, and for
+the list of recipes that are shipped.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +37,100 @@ else:
     import tomli as tomllib
 
 
+# Memory of the devices that recipes are planned for.
+DEVICES_GB = (4, 8, 16)
+
+_MODEL_KEYS = ("source", "recipe", "formats", "licence", "licence_url", "gated")
+_KV_TYPES = ("float32", "int8")
+
+
 @dataclass(frozen=True)
-class PairRecipe:
-    """The models of a pair and their recipes, under the names that :func:`edge_spec.export.export_pair` knows.
+class Licence:
+    """What one model may be used for.
 
     Attributes:
-        target: a GGUF file, a Hugging Face folder or a hub id.
+        name: an SPDX identifier, or what the licence calls itself; ``None`` if the recipe does not say.
+        url: its text, where the name does not lead to it.
+        gated: whether the hub gives the model out only after the terms were accepted there.
+    """
+
+    name: str | None = None
+    url: str | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class About:
+    """What a person should know of a recipe.
+
+    Attributes:
+        title: in one line.
+        run: what of it has really been run, and from which files; ``None``: nothing.
+        note: anything else.
+    """
+
+    title: str
+    run: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """How the pair fits a device: tokens of context, whether with the draft, the target's cache, peak in MiB."""
+
+    context: int
+    draft: bool
+    kv: str
+    peak_mib: int
+
+
+@dataclass(frozen=True)
+class ExpectedMemory:
+    """What the pair is predicted to take, by the laws of the memory plan.
+
+    Attributes:
+        context: tokens of context.
+        peak_mib: of the whole process in MiB, with that context and nothing given up.
+        devices: by their memory in GB, how the pair fits them; those that it does not fit are absent.
+    """
+
+    context: int
+    peak_mib: int
+    devices: Mapping[int, DevicePlan]
+
+    def device_gb(self, draft: bool) -> int | None:
+        """Return the smallest device for the whole context, float32 keys and values, and the draft if there is one."""
+        whole = (self.context, draft, "float32")
+        return min(
+            (size for size, plan in self.devices.items() if (plan.context, plan.draft, plan.kv) == whole), default=None
+        )
+
+
+@dataclass(frozen=True)
+class PairRecipe:
+    """The models of a pair, and what is known of them.
+
+    Attributes:
+        target: a GGUF file, a Hugging Face folder or a name on the hub.
         draft: likewise, or ``None`` for a target alone.
         recipe: the target's recipe; ``None`` stands for the device's default.
         draft_recipe: the draft's, likewise.
+        licence, draft_licence: of the models.
+        about, memory: as the file says.
     """
 
     target: str
     draft: str | None
     recipe: Recipe | None
     draft_recipe: Recipe | None
+    licence: Licence = field(default_factory=Licence)
+    draft_licence: Licence = field(default_factory=Licence)
+    about: About | None = None
+    memory: ExpectedMemory | None = None
+
+    def models(self) -> dict[str, Any]:
+        """Return the models and their recipes under the names that :func:`edge_spec.export.export_pair` knows."""
+        return {name: getattr(self, name) for name in ("target", "draft", "recipe", "draft_recipe")}
 
 
 def read_pair_recipe(path: Path) -> PairRecipe:
@@ -61,20 +142,28 @@ def read_pair_recipe(path: Path) -> PairRecipe:
     except ValueError as error:  # bad TOML, bad UTF-8
         raise EdgeSpecError(f"The pair recipe {path} is not a TOML file: {error}.") from error
     try:
-        _require_known(content, ("target", "draft"), "the file")
-        if "target" not in content:
-            raise EdgeSpecError("there is no [target], whose source names the model.")
-        target, recipe = _model(content, "target", path.parent)
-        draft, draft_recipe = _model(content, "draft", path.parent) if "draft" in content else (None, None)
+        return _read(content, path.parent)
     except EdgeSpecError as error:
         raise EdgeSpecError(f"The pair recipe {path} is not valid: {error}") from error
-    return PairRecipe(target, draft, recipe, draft_recipe)
 
 
-def _model(content: Mapping[str, Any], role: str, folder: Path) -> tuple[str, Recipe | None]:
-    """Return source and recipe of one model."""
+def _read(content: Mapping[str, Any], folder: Path) -> PairRecipe:
+    _require_known(content, ("target", "draft", "about", "memory"), "the file")
+    if "target" not in content:
+        raise EdgeSpecError("there is no [target], whose source names the model.")
+    target, recipe, licence = _model(content, "target", folder)
+    draft, draft_recipe, draft_licence = (
+        _model(content, "draft", folder) if "draft" in content else (None, None, Licence())
+    )
+    about = _about(content["about"]) if "about" in content else None
+    memory = _memory(content["memory"]) if "memory" in content else None
+    return PairRecipe(target, draft, recipe, draft_recipe, licence, draft_licence, about, memory)
+
+
+def _model(content: Mapping[str, Any], role: str, folder: Path) -> tuple[str, Recipe | None, Licence]:
+    """Return source, recipe and licence of one model."""
     table = _table(content[role], f"[{role}]")
-    _require_known(table, ("source", "recipe", "formats"), f"[{role}]")
+    _require_known(table, _MODEL_KEYS, f"[{role}]")
     source, name = table.get("source"), table.get("recipe")
     if not isinstance(source, str) or not source:
         given = f", not {source!r}" if "source" in table else ""
@@ -85,16 +174,64 @@ def _model(content: Mapping[str, Any], role: str, folder: Path) -> tuple[str, Re
             source = str(beside)
     except OSError as error:
         raise EdgeSpecError(f"[{role}] names {str(beside)!r}, which cannot be read: {error.strerror}.") from error
+    licence = Licence(
+        _get(table, "licence", str, f"[{role}]"),
+        _get(table, "licence_url", str, f"[{role}]"),
+        bool(_get(table, "gated", bool, f"[{role}]")),
+    )
     if name is None:
         if "formats" in table:
             raise EdgeSpecError(f"[{role}.formats] changes a recipe, so [{role}] needs one: {', '.join(RECIPES)}.")
-        return source, None
+        return source, None, licence
     if not isinstance(name, str) or name not in RECIPES:
         raise EdgeSpecError(f"[{role}] has the unknown recipe {name!r}; expected one of {', '.join(RECIPES)}.")
     try:
-        return source, with_formats(RECIPES[name], _table(table.get("formats", {}), f"[{role}.formats]"))
+        recipe = with_formats(RECIPES[name], _table(table.get("formats", {}), f"[{role}.formats]"))
     except EdgeSpecError as error:
         raise EdgeSpecError(f"[{role}.formats]: {error}") from error
+    return source, recipe, licence
+
+
+def _about(value: object) -> About:
+    table = _table(value, "[about]")
+    _require_known(table, ("title", "run", "note"), "[about]")
+    title = _get(table, "title", str, "[about]", required=True)
+    return About(title, _get(table, "run", str, "[about]"), _get(table, "note", str, "[about]"))
+
+
+def _memory(value: object) -> ExpectedMemory:
+    table = _table(value, "[memory]")
+    _require_known(table, ("context", "peak_mib", "devices"), "[memory]")
+    devices = {}
+    for size, plan in _table(table.get("devices", {}), "[memory.devices]").items():
+        if size not in map(str, DEVICES_GB):
+            expected = ", ".join(map(str, DEVICES_GB))
+            raise EdgeSpecError(f"[memory.devices] has the unknown device {size!r}; expected GB of memory: {expected}.")
+        devices[int(size)] = _device_plan(plan, f"[memory.devices.{size}]")
+    context, peak = (_get(table, name, int, "[memory]", required=True) for name in ("context", "peak_mib"))
+    return ExpectedMemory(context, peak, devices)
+
+
+def _device_plan(value: object, name: str) -> DevicePlan:
+    table = _table(value, name)
+    _require_known(table, ("context", "draft", "kv", "peak_mib"), name)
+    kv = _get(table, "kv", str, name, required=True)
+    if kv not in _KV_TYPES:
+        raise EdgeSpecError(f"{name} has the unknown kv {kv!r}; expected one of {', '.join(_KV_TYPES)}.")
+    context, peak = (_get(table, key, int, name, required=True) for key in ("context", "peak_mib"))
+    return DevicePlan(context, _get(table, "draft", bool, name, required=True), kv, peak)
+
+
+def _get(table: Mapping[str, Any], key: str, kind: type, name: str, *, required: bool = False) -> Any:
+    """Return a value of one kind, ``None`` if it is absent. Numbers are above zero, and texts not empty."""
+    value = table.get(key)
+    if value is None and not required:
+        return None
+    if type(value) is not kind or (kind is not bool and not value) or (isinstance(value, int) and value < 0):
+        expected = {str: "a text", int: "a whole number above zero", bool: "true or false"}[kind]
+        given = f"has {key} = {value!r}" if key in table else f"lacks {key!r}"
+        raise EdgeSpecError(f"{name} {given}; expected {expected}.")
+    return value
 
 
 def _table(value: object, name: str) -> dict[str, Any]:
