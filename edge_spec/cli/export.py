@@ -34,6 +34,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
     parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
+    parser.add_argument("--via", choices=("native", "optimum"), default="native", help="who exports the target (native)")
+    parser.add_argument("--draft-via", choices=("native", "optimum"), help="who exports the draft (as the target)")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
@@ -55,6 +57,8 @@ def _export(arguments: argparse.Namespace) -> int:
             device=arguments.device,
             check=not arguments.no_check,
             overwrite=arguments.overwrite,
+            via=arguments.via,
+            draft_via=arguments.draft_via,
             progress=progress,
         )
     for note in report.notes:

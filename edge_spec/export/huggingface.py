@@ -317,3 +317,33 @@ def _read_chat_template(folder: Path, settings: Metadata) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+class HuggingFaceFolder:
+    """The parts of a checkpoint's folder that do not depend on its architecture.
+
+    Attributes:
+        config: config.json.
+        default_sampling: the checkpoint's own suggestion.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the configuration and the headers of the weights, which must be safetensors: no pickle is read.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or cut short.
+        """
+        self._folder = folder
+        self.config = _read_json(folder / "config.json")
+        self._generation = _read_json(folder / "generation_config.json", required=False)
+        self._shards = _open_shards(folder)
+        samples = self._generation.flag("do_sample", False)
+        self.default_sampling: Mapping[str, float] = self._generation.numbers(_SAMPLING) if samples else {}
+
+    def vocabulary(self, embedding_rows: int) -> Vocabulary:
+        """Read the tokenizer and what belongs to it, as :attr:`HuggingFaceCheckpoint.vocabulary` does."""
+        return _read_vocabulary(self._folder, self.config, self._generation, embedding_rows)
+
+    def sha256(self) -> str:
+        """Return the hex digest of the weight files' contents, in the order of their names."""
+        return weights_sha256(*sorted({shard.path for shard in self._shards.values()}))
