@@ -65,8 +65,8 @@ class GraphRecord:
 class ArchitectureRecord:
     """Sizes of one model. ``logits_size`` counts every column of the logits, padding ids included.
 
-    Of a model by way of optimum, ``intermediate_size`` is the width of its widest matrix but lm_head, and ``rope_theta``
-    is 0: what is computed from positions is the graph's own affair.
+    Of a model by way of optimum, ``intermediate_size`` is the width of its widest matrix, lm_head aside, and
+    ``rope_theta`` is 0: what it makes of positions is the graph's own affair.
     """
 
     family: str

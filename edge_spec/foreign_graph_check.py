@@ -2,8 +2,9 @@
 
 Such graphs have as many shapes as there are models, so there is no list of what belongs where, as
 :mod:`edge_spec.graph_rules` has for the exporter's own. But all their nodes are standard operators, whose kernels
-compare the shapes they are given, and the one contributed kernel, which reads a weight by the size its attributes claim,
-is looked at here. No operator of the list opens a file, runs another graph, or keeps anything from call to call.
+compare the shapes they are given, and of the one contributed kernel, which reads a weight by the size its attributes
+claim, sizes are compared here. No operator of the list opens a file, runs another graph, or keeps anything from call to
+call.
 """
 
 from __future__ import annotations
@@ -39,17 +40,13 @@ def _kind(fewest: int, most: int | None = None, outputs: int = 1, **attributes: 
 
 
 _MANY = 64
+_OF_ONE = (
+    "Abs Ceil Cos Erf Exp Floor IsNaN Log Neg NonZero Not Reciprocal Relu Round Sigmoid Sign Sin Softplus Sqrt Tanh"
+)
+_OF_TWO = "Add And Div Equal Expand Greater GreaterOrEqual Less LessOrEqual MatMul Mul Or Pow Sub Tile Xor"
 _STANDARD: dict[str, _Kind] = {
-    **dict.fromkeys(
-        ("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "IsNaN", "Log", "Neg", "NonZero", "Not", "Reciprocal", "Relu")
-        + ("Round", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Tanh"),
-        _kind(1),
-    ),
-    **dict.fromkeys(
-        ("Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "MatMul", "Mul")
-        + ("Or", "Pow", "Sub", "Tile", "Xor"),
-        _kind(2),
-    ),
+    **dict.fromkeys(_OF_ONE.split(), _kind(1)),
+    **dict.fromkeys(_OF_TWO.split(), _kind(2)),
     **dict.fromkeys(("Max", "Min"), _kind(1, _MANY)),
     **dict.fromkeys(("Elu", "HardSigmoid", "LeakyRelu"), _kind(1, alpha=float, beta=float)),
     **dict.fromkeys(("Gather", "GatherElements"), _kind(2, axis=int)),

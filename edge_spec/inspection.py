@@ -50,7 +50,8 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     sizes = f"{facts.layers} layers, hidden size {facts.hidden_size}, MLP {facts.intermediate_size}"
     heads = f"{facts.heads} heads of {facts.head_size} on {facts.kv_heads} KV heads"
     yield "architecture", f"{facts.family}: {sizes}"
-    yield "attention", f"{heads}, RoPE base {facts.rope_theta:g}{scaling}"
+    rotary = f", RoPE base {facts.rope_theta:g}{scaling}" if facts.rope_theta else ""
+    yield "attention", heads + rotary
     yield "embeddings", f"{embeddings}, {facts.logits_size:,} rows"
     yield "recipe", _recipe(model)
     if "block_size" in model.recipe:
@@ -63,7 +64,8 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     yield "KV cache", f"{' or '.join(caches)} per token"
     for graph in model.graphs:
         verifies = "chains and trees" if graph.tree else "chains"
-        yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}"
+        via = "" if graph.via == "native" else f", by way of {graph.via}"
+        yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}{via}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
 

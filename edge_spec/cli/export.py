@@ -10,6 +10,7 @@ from typing import Any
 from edge_spec.cli.command import add_command, given
 from edge_spec.cli.inspect import print_manifest
 
+EXPORTERS = ("native", "optimum")
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
 
 
@@ -34,8 +35,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
     parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
-    parser.add_argument("--via", choices=("native", "optimum"), default="native", help="who exports the target (native)")
-    parser.add_argument("--draft-via", choices=("native", "optimum"), help="who exports the draft (as the target)")
+    parser.add_argument("--via", choices=EXPORTERS, default="native", help="who writes the target's graph (native)")
+    parser.add_argument("--draft-via", choices=EXPORTERS, help="who writes the draft's graph (as the target's)")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")

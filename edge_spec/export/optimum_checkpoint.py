@@ -94,7 +94,7 @@ class OptimumCheckpoint:
         from transformers import AutoModelForCausalLM
 
         with _quiet(), self._errors("transformers cannot load"):
-            model, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self._path,
                 dtype="float32",
                 local_files_only=True,
@@ -102,6 +102,7 @@ class OptimumCheckpoint:
                 use_safetensors=True,
                 output_loading_info=True,
             )
+        model, report = loaded
         if absent := sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"]))):
             raise CheckpointError(f"{self.source} lacks the tensor {absent[0]!r}, or has it in another shape")
         return model.eval()

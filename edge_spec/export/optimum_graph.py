@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from edge_spec.errors import UnsupportedError
+from edge_spec.export.optimum_trace import TracedGraph, constant
 from edge_spec.export.quantize import quantize_blocks_with_zero_points
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import WeightFile
@@ -33,10 +33,6 @@ _LARGE = 1024
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _TYPES = (_FLOAT, _INT64, ir.DataType.INT32, ir.DataType.BOOL)
 _PLAIN = (ir.AttributeType.FLOAT, ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.INTS)
-
-# What follows lm_head in some models (a bias, a factor, a soft limit) works on each row by itself.
-_ROW_BY_ROW = ("Add", "Cast", "Div", "Identity", "Mul", "Sub", "Tanh")
-_SKIPPED = ("Cast", "Identity")  # between a layer's Concat and the output
 
 Dimensions = Sequence[int | str]
 
@@ -76,7 +72,7 @@ def rewrite_graph(
     Raises:
         UnsupportedError: the graph uses its past in a way that is not known, or has unknown parts.
     """
-    old = _OldGraph(exported.graph, where)
+    old = TracedGraph(exported.graph, where)
     new = _NewGraph(old, weights, recipe)
     nodes = list(old.needed_nodes())
     for index, node in enumerate(nodes):
@@ -86,88 +82,10 @@ def rewrite_graph(
     return new.finish(), new.sizes()
 
 
-class _OldGraph:
-    """What is to be known of the graph of optimum-onnx before it is written anew.
-
-    Attributes:
-        slots: names of the caches, ``0.key`` and so on.
-        new_rows: by slot, the rows that the graph puts behind the past.
-        head: the product with lm_head, where it is certain that nothing but row-wise work follows; else ``None``.
-    """
-
-    def __init__(self, graph: ir.Graph, where: str) -> None:
-        self._where = where
-        self.inputs = {str(value.name): value for value in graph.inputs}
-        self.outputs = {str(value.name): value for value in graph.outputs}
-        self.opset = graph.opset_imports.get("", 0)
-        layers = sum(name.startswith("past_key_values.") for name in self.inputs) // 2
-        self.slots = tuple(f"{layer}.{part}" for layer in range(layers) for part in ("key", "value"))
-        needed = {"input_ids", *(f"past_key_values.{slot}" for slot in self.slots)}
-        if not layers or not needed <= self.inputs.keys() <= needed | {"attention_mask", "position_ids"}:
-            raise self.unsupported(f"its inputs are {', '.join(self.inputs)}")
-        if self.outputs.keys() != {"logits", *(f"present.{slot}" for slot in self.slots)}:
-            raise self.unsupported(f"its outputs are {', '.join(self.outputs)}")
-        shapes = {self._dimensions(self.inputs[f"past_key_values.{slot}"])[1::2] for slot in self.slots}
-        sizes = next(iter(shapes))
-        if len(shapes) > 1 or len(sizes) != 2 or not all(isinstance(size, int) for size in sizes):
-            raise self.unsupported("its layers have caches of different sizes")
-        self.kv_heads, self.head_size = (int(size) for size in sizes)
-        self.logits_size = int(self._dimensions(self.outputs["logits"])[-1])
-        self.new_rows = {slot: self._rows_behind(slot) for slot in self.slots}
-        self.head = self._find_head()
-
-    def unsupported(self, why: str) -> UnsupportedError:
-        return UnsupportedError(f"{self._where} cannot be used as optimum-onnx exports it: {why}")
-
-    def needed_nodes(self) -> Iterator[ir.Node]:
-        """The nodes on which logits and new rows depend, in their order."""
-        open_values = [self.outputs["logits"], *self.new_rows.values()]
-        needed: set[ir.Node] = set()
-        while open_values:
-            node = open_values.pop().producer()
-            if node is not None and node not in needed:
-                needed.add(node)
-                open_values += [value for value in node.inputs if value is not None]
-        graph = self.outputs["logits"].graph
-        assert graph is not None  # it is an output of one
-        return (node for node in graph if node in needed)
-
-    def _rows_behind(self, slot: str) -> ir.Value:
-        past, present = self.inputs[f"past_key_values.{slot}"], self.outputs[f"present.{slot}"]
-        users = [use.node for use in past.uses() if use.node.op_type != "Shape"]
-        whole: ir.Value | None = present
-        while whole is not None and (node := whole.producer()) is not None and node.op_type in _SKIPPED:
-            whole = node.inputs[0]
-        joined = users[0] if len(users) == 1 else None
-        if joined is None or joined.op_type != "Concat" or len(joined.inputs) != 2 or whole is not joined.outputs[0]:
-            raise self.unsupported(f"it does not join past_key_values.{slot} and the new rows to present.{slot}")
-        rows = joined.inputs[1]
-        if joined.inputs[0] is not past or rows is None or joined.attributes["axis"].as_int() not in (2, -2):
-            raise self.unsupported(f"it does not put the new rows behind past_key_values.{slot}")
-        return rows
-
-    def _find_head(self) -> ir.Node | None:
-        value = self.outputs["logits"]
-        while (node := value.producer()) is not None:
-            if node.op_type == "MatMul":
-                weight = constant(node.inputs[1])
-                return node if weight is not None and len(weight.shape) == 2 else None
-            varying = [x for x in node.inputs if x is not None and not _is_vector(constant(x))]
-            if node.op_type not in _ROW_BY_ROW or len(varying) != 1 or len(varying[0].uses()) != 1:
-                return None
-            value = varying[0]
-        return None
-
-    @staticmethod
-    def _dimensions(value: ir.Value) -> tuple[int | str, ...]:
-        shape = () if value.shape is None else value.shape
-        return tuple(size if isinstance(size, int) else str(size) for size in shape)
-
-
 class _NewGraph:
     """The new graph under construction, and what stands in it for each value of the old one."""
 
-    def __init__(self, old: _OldGraph, weights: WeightFile, recipe: Recipe) -> None:
+    def __init__(self, old: TracedGraph, weights: WeightFile, recipe: Recipe) -> None:
         self._old = old
         self._weights = weights
         self._recipe = recipe
@@ -275,7 +193,8 @@ class _NewGraph:
 
     def _product(self, node: ir.Node, weight: ir.TensorProtocol, transposed: bool = False) -> ir.Value:
         x = self._value(node.inputs[0])
-        matrix = weight.numpy().T if transposed else weight.numpy()  # [inputs, outputs]
+        stored_matrix: npt.NDArray[Any] = weight.numpy()
+        matrix = stored_matrix.T if transposed else stored_matrix  # [inputs, outputs]
         if node is self._old.head:
             x = self._op("Gather", [x, self._logit_rows], {"axis": 1})
             storage = self._recipe.lm_head
@@ -285,7 +204,9 @@ class _NewGraph:
         name = f"matrices.{len(self._matrix_columns)}" if node is not self._old.head else "lm_head"
         if storage != "int4":
             return self._op("MatMul", [x, self._store(name, matrix)])
-        parts = quantize_blocks_with_zero_points(np.ascontiguousarray(matrix.T), self._recipe.block_size)
+        parts: tuple[npt.NDArray[Any], ...] = quantize_blocks_with_zero_points(
+            np.ascontiguousarray(matrix.T), self._recipe.block_size
+        )
         stored = [
             self._store(f"{name}.{part}", array)
             for part, array in zip(("weight", "scale", "zero_point"), parts, strict=True)
@@ -350,19 +271,8 @@ class _NewGraph:
         """Write a node, unless the same has been computed before."""
         key = (domain, kind, *(id(value) for value in inputs), *sorted((n, str(v)) for n, v in attributes.items()))
         if key not in self._computed:
-            self._computed[key] = self._tape.op_multi_out(
-                kind, inputs, attributes, num_outputs=outputs, domain=domain
-            )
+            self._computed[key] = self._tape.op_multi_out(kind, inputs, attributes, num_outputs=outputs, domain=domain)
         return self._computed[key]
-
-
-def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor behind a value that is always the same; ``None`` for others."""
-    return None if value is None else ir.convenience.get_const_tensor(value)
-
-
-def _is_vector(tensor: ir.TensorProtocol | None) -> bool:
-    return tensor is not None and len(tensor.shape) < 2
 
 
 def _described(value: ir.Value, name: str, dtype: ir.DataType, shape: Dimensions) -> ir.Value:
