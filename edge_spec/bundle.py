@@ -37,6 +37,9 @@ _FORMAT = "edge-spec pair bundle"
 # What keys and values are stored as. int8 has fixed scales for each channel (docs/quantization.md).
 CacheType = Literal["float32", "float16", "int8"]
 
+# Who wrote a graph: the exporter itself, or optimum-onnx. The two have contracts of their own (docs/graph-contract.md).
+Via = Literal["native", "optimum"]
+
 
 @dataclass(frozen=True)
 class GraphRecord:
@@ -47,12 +50,15 @@ class GraphRecord:
         tree: whether it takes positions and an attention bias, as proposal trees need.
         kv: type of its KV cache.
         hidden_taps: names of the hidden-state outputs it offers.
+        via: who wrote it. One by way of optimum only reads the cache, and gives the keys and values of a call's own
+            rows.
     """
 
     path: str
     tree: bool
     kv: CacheType
     hidden_taps: tuple[str, ...] = ()
+    via: Via = "native"
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,9 @@ class ArchitectureRecord:
         logits_size: columns of the logits, padding ids included.
         ropes: its rotary embeddings; layers beyond theirs have none.
         sliding_window: tokens that some layers see, ``None`` where all see all; ``sliding_layers`` are how many.
+
+    Of a model by way of optimum, ``intermediate_size`` is the width of its widest matrix, lm_head aside, and there are
+    no ``ropes``: what it makes of positions is the graph's own affair.
     """
 
     family: str

@@ -2,7 +2,8 @@
 
 ONNX Runtime's kernels do not check everything they are given: a matrix that is smaller than its node says is read
 beyond its end. So every node is known here with its attributes, every value gets its type and shape from those before
-it, and anything else is refused before ONNX Runtime sees it.
+it, and anything else is refused before ONNX Runtime sees it. Graphs by way of optimum have a check of their own,
+:mod:`edge_spec.foreign_graph_check`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from edge_spec.bundle import Bundle, GraphRecord, Manifest, ModelRecord
 from edge_spec.errors import BundleError
+from edge_spec.foreign_graph_check import check_foreign_graph
 from edge_spec.graph_rule import CONTRIB, MismatchError
 from edge_spec.graph_rules import RULES
 from edge_spec.manifest_check import LARGEST_GRAPH
@@ -51,7 +53,10 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
             raise GraphError(f"it is longer than {LARGEST_GRAPH:,} bytes")
         parsed = read_graph(data)
         _check_weights(parsed, graph, bundle.manifest)
-        _Checker(parsed, record, graph, bundle.manifest).run()
+        if graph.via == "optimum":
+            check_foreign_graph(parsed, record.architecture)
+        else:
+            _Checker(parsed, record, graph, bundle.manifest).run()
         return parsed
     except GraphError as error:
         raise BundleError(f"{file} is no graph this edge-spec runs: {error}; export the bundle again.") from None
@@ -131,14 +136,16 @@ class _Checker:
         rule = RULES.get((node.domain, node.kind))
         if rule is None:
             raise GraphError(f"{where} is of a kind that the exporter never writes")
+        attributes: dict[str, int | float | str] = {}
         for name, value in node.attributes.items():
             allowed = rule.attributes.get(name)
             if isinstance(allowed, type):
                 sound = isinstance(value, allowed)
             else:
                 sound = allowed is not None and isinstance(value, int | str) and value in allowed
-            if not sound:
+            if not sound or isinstance(value, tuple):
                 raise GraphError(f"{where} has the attribute {name} = {value!r}, which the exporter never writes")
+            attributes[name] = value
         if missing := [name for name in rule.attributes if name not in (*node.attributes, *rule.optional)]:
             raise GraphError(f"{where} lacks the attribute {missing[0]}")
         if len(node.inputs) not in rule.inputs or len(node.outputs) not in rule.outputs:
@@ -149,7 +156,7 @@ class _Checker:
         inputs = [Declared(v.dtype, v.shape) if (v := self._values.get(name)) else None for name in node.inputs]
         self._names = {id(value): name for value, name in zip(inputs, node.inputs, strict=True)}
         try:
-            results = rule.shape(self, inputs, node.attributes)
+            results = rule.shape(self, inputs, attributes)
         except MismatchError:
             given = ", ".join("none" if value is None else f"{value.dtype}:{list(value.shape)}" for value in inputs)
             raise GraphError(f"{where} does not fit its inputs {given}") from None

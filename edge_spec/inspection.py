@@ -64,7 +64,8 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     yield "KV cache", f"{' or '.join(caches)} per token"
     for graph in model.graphs:
         verifies = "chains and trees" if graph.tree else "chains"
-        yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}"
+        via = "" if graph.via == "native" else f", by way of {graph.via}"
+        yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}{via}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
 

@@ -16,10 +16,12 @@ FLOAT, UINT8, INT8, INT32, INT64, BOOL, FLOAT16 = 1, 2, 3, 6, 7, 9, 10
 ITEM_BYTES = {FLOAT: 4, UINT8: 1, INT8: 1, INT32: 4, INT64: 8, BOOL: 1, FLOAT16: 2}
 
 Shape = tuple[int | str, ...]
+Attribute = int | float | str | tuple[int, ...]
 _Item = TypeVar("_Item")
 
 _VARINT, _FIXED32, _BYTES = 0, 5, 2
 _MOST_DIMENSIONS = 4
+_MOST_INTEGERS = 8  # in a node's attribute
 _LONGEST_NAME = 256
 
 
@@ -62,7 +64,7 @@ class Node:
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, int | float | str]
+    attributes: Mapping[str, Attribute]
 
 
 @dataclass(frozen=True)
@@ -108,18 +110,20 @@ def _node(data: memoryview) -> Node:
     return Node(node.text(7), node.text(4), inputs, outputs, attributes)
 
 
-def _attribute(data: memoryview) -> tuple[str, int | float | str]:
+def _attribute(data: memoryview) -> tuple[str, Attribute]:
     # Only numbers: tensors, graphs and the rest are other fields, and so refused.
-    attribute = _Message("an attribute", data, single=(1, 2, 3, 4, 20))
+    attribute = _Message("an attribute", data, single=(1, 2, 3, 4, 20), repeated=(8,))
     kind = attribute.integer(20)
-    field = {1: 2, 2: 3, 3: 4}.get(kind)  # where a value of this type lies
-    if not any(attribute.has(other) for other in (2, 3, 4) if other != field):
+    field = {1: 2, 2: 3, 3: 4, 7: 8}.get(kind)  # where a value of this type lies
+    if not any(attribute.has(other) for other in (2, 3, 4, 8) if other != field):
         if kind == 1:
             return attribute.text(1), attribute.float32(2)
         if kind == 2:
             return attribute.text(1), attribute.integer(3)
         if kind == 3:
             return attribute.text(1), attribute.text(4)
+        if kind == 7:
+            return attribute.text(1), _integers(attribute.values(8), _MOST_INTEGERS, "an attribute", "integers")
     raise GraphError(f"the attribute {attribute.text(1)!r} is of type {kind}, expected a number or a text")
 
 
@@ -146,15 +150,20 @@ def _tensor(data: memoryview) -> tuple[str, Tensor]:
 
 
 def _dimensions(tensor: _Message, name: str) -> tuple[int, ...]:
-    """Repeated integers, one by one or packed."""
-    shape: list[int] = []
-    for item in tensor.values(1):
-        shape += [item] if isinstance(item, int) else _varints(item)
-        if len(shape) > _MOST_DIMENSIONS:
-            raise GraphError(f"the initializer {name!r} has more than {_MOST_DIMENSIONS} dimensions")
-    if any(not 0 < _signed(size) < 1 << 40 for size in shape):
+    shape = _integers(tensor.values(1), _MOST_DIMENSIONS, f"the initializer {name!r}", "dimensions")
+    if any(not 0 < size < 1 << 40 for size in shape):
         raise GraphError(f"the initializer {name!r} has a dimension that no tensor has")
-    return tuple(shape)
+    return shape
+
+
+def _integers(values: Iterable[int | memoryview], most: int, where: str, what: str) -> tuple[int, ...]:
+    """Repeated integers, one by one or packed."""
+    found: list[int] = []
+    for item in values:
+        found += [item] if isinstance(item, int) else _varints(item, most)
+        if len(found) > most:
+            raise GraphError(f"{where} has more than {most} {what}")
+    return tuple(map(_signed, found))
 
 
 def _declared(data: memoryview) -> tuple[str, Declared]:
@@ -188,7 +197,7 @@ class _Message:
                 raise GraphError(f"{what} has the field {number}, which the exporter never writes, or has it twice")
 
     def has(self, number: int) -> bool:
-        return number in self._single
+        return number in self._single or bool(self._repeated.get(number))
 
     def integer(self, number: int) -> int:
         value = self._single.get(number, 0)
@@ -268,10 +277,10 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
     return value & (1 << 64) - 1, position
 
 
-def _varints(data: memoryview) -> list[int]:
+def _varints(data: memoryview, most: int) -> list[int]:
     values: list[int] = []
     position = 0
-    while position < len(data) and len(values) <= _MOST_DIMENSIONS:
+    while position < len(data) and len(values) <= most:
         value, position = _varint(data, position)
         values.append(value)
     return values

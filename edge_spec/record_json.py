@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -94,6 +95,8 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     types = get_type_hints(kind)
     if unknown := value.keys() - types.keys():
         raise ValueError(f"{where} has unknown entries {shown_list(unknown)}")
-    if missing := types.keys() - value.keys():
+    # An older manifest does not know what has been added since with a default.
+    required = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
+    if missing := required - value.keys():
         raise ValueError(f"{where} lacks {shown_list(missing)}")
     return kind(**{name: _decode(types[name], item, f"{where}.{name}") for name, item in value.items()})

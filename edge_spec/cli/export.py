@@ -11,6 +11,7 @@ from edge_spec.cli.command import add_command, given
 from edge_spec.cli.inspect import print_manifest
 from edge_spec.cli.recipe_list import print_recipes
 
+EXPORTERS = ("native", "optimum")
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
 
 
@@ -39,6 +40,8 @@ def add(commands: Any) -> None:
     models.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
     models.add_argument("--offline", action="store_true", help="take what is on the hub from its local cache only")
     models.add_argument("--list", action="store_true", help="print the recipes that are shipped, and export nothing")
+    models.add_argument("--via", choices=EXPORTERS, default="native", help="who writes the target's graph (native)")
+    models.add_argument("--draft-via", choices=EXPORTERS, help="who writes the draft's graph (as the target's)")
     storage = parser.add_argument_group("storage")
     storage.add_argument(
         "--recipe",
@@ -75,6 +78,8 @@ def _export(arguments: argparse.Namespace) -> int:
             check=not arguments.no_check,
             overwrite=arguments.overwrite,
             offline=arguments.offline,
+            via=arguments.via,
+            draft_via=arguments.draft_via,
             progress=progress,
         )
     for note in report.notes:

@@ -120,9 +120,7 @@ def _open(source: str | PathLike[str], context: int | None, offline: bool) -> Ch
         fetched = fetch(name, offline)
         if fetched.path.is_dir():
             return HuggingFaceCheckpoint(fetched.path, fetched.source, context)
-        checkpoint = GgufCheckpoint(fetched.path, context)
-        checkpoint.source = fetched.source
-        return checkpoint
+        return GgufCheckpoint(fetched.path, context, fetched.source)
     raise CheckpointError(
         f"no checkpoint at {str(source)!r}: there is no such file or folder, and it is no hub id (owner/name) either; "
         "give a .gguf file, a folder with config.json and safetensors, or a hub id"

@@ -84,7 +84,12 @@ FAMILIES: Sequence[Family] = (
 def family_of_model_type(model_type: str, where: str) -> Family:
     """Return the family of a Hugging Face ``model_type``. Raises UnsupportedError, naming ``where``, if unknown."""
     names = {name: family for family in FAMILIES for name in family.hf_model_types}
-    return _find_family(names, model_type, f"{where}: model_type")
+    if model_type not in names:
+        raise UnsupportedError(
+            f"{where}: model_type {model_type!r} is not supported; supported are {', '.join(names)}. "
+            "--via optimum exports many others, slower ones"
+        )
+    return names[model_type]
 
 
 def family_of_gguf_architecture(architecture: str, where: str) -> Family:

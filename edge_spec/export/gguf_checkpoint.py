@@ -37,18 +37,19 @@ _THREADS = min(4, os.cpu_count() or 1)
 class GgufCheckpoint:
     """A GGUF file as a checkpoint; implements :class:`~edge_spec.export.checkpoint.Checkpoint`."""
 
-    def __init__(self, path: Path, context: int | None = None) -> None:
+    def __init__(self, path: Path, context: int | None = None, source: str | None = None) -> None:
         """Read the header and check that every tensor the architecture needs is there, in a known encoding.
 
         Args:
             path: the file.
             context: positions that are wanted; ``None`` for what the model was trained for.
+            source: what the checkpoint is called, if not by its path.
 
         Raises:
             CheckpointError: the file is missing, damaged, cut short or incomplete, or has fewer positions.
             UnsupportedError: the architecture, tokenizer or an encoding is not supported.
         """
-        self.source = str(path)
+        self.source = str(path) if source is None else source
         self._file = GgufFile(path)
         architecture = self._file.metadata.text("general.architecture")
         self._family = family_of_gguf_architecture(architecture, self.source)

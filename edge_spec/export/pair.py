@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import edge_spec
-from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, new_bundle, read_manifest
+from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, Via, new_bundle, read_manifest
 from edge_spec.errors import CheckpointError, EdgeSpecError, PairError
 from edge_spec.export.checkpoint import Checkpoint, encode_text, open_checkpoint
 from edge_spec.export.model import export_model
+from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
+from edge_spec.export.optimum_model import export_optimum_model, optimum_recipe
 from edge_spec.export.progress import Progress, silent
 from edge_spec.export.quality import TEXT
 from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe
@@ -46,6 +48,8 @@ def export_pair(
     check: bool = True,
     overwrite: bool = False,
     offline: bool = False,
+    via: Via = "native",
+    draft_via: Via | None = None,
     progress: Progress = silent,
 ) -> ExportReport:
     """Export ``target`` and ``draft`` to a bundle at ``output``; on any error nothing is left there.
@@ -61,6 +65,8 @@ def export_pair(
         check: compare each written graph with a float32 reference on a fixed text.
         overwrite: replace a bundle that is already at ``output``.
         offline: take what is named on the hub from its cache only.
+        via: ``"optimum"`` has optimum-onnx export the target, which knows more architectures (docs/optimum.md).
+        draft_via: the same for the draft; ``None``: as the target.
         progress: told how far the export is.
 
     Raises:
@@ -68,27 +74,27 @@ def export_pair(
         PairError: the two models do not share a tokenizer.
         QualityError: a written graph strays too far from the reference.
         BundleError: ``output`` is in the way or cannot be written.
+        MissingDependencyError: what ``via`` needs is not installed.
     """
     if device not in DEFAULT_RECIPES:
         raise EdgeSpecError(f"Unknown device {device!r}; expected one of {', '.join(DEFAULT_RECIPES)}.")
     default_target, default_draft = DEFAULT_RECIPES[device]
-    target_recipe = find_recipe(recipe or default_target, device)
-    chosen_draft_recipe = find_recipe(draft_recipe or default_draft, device)
+    draft_via = draft_via or via
+    target_recipe = _find_recipe(recipe, default_target, device, via)
+    chosen_draft_recipe = _find_recipe(draft_recipe, default_draft, device, draft_via)
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
-        target_checkpoint = open_checkpoint(target, context, offline)
-        draft_checkpoint = None if draft is None else open_checkpoint(draft, offline=offline)
+        target_checkpoint = _open(target, via, context, offline)
+        draft_checkpoint = None if draft is None else _open(draft, draft_via, None, offline)
         vocabulary = target_checkpoint.vocabulary
         notes = _vocabulary_notes(target_checkpoint, draft_checkpoint)
         # Not by the tokenizer's own save, whose errors (a full disk) have no type.
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_bytes(_checked_template(vocabulary.chat_template, target_checkpoint.source))
-        target_record = export_model(target_checkpoint, folder / "target", target_recipe, device, check, progress)
+        target_record = _export(target_checkpoint, folder / "target", target_recipe, device, check, progress)
         draft_record = None
         if draft_checkpoint is not None:
-            draft_record = export_model(
-                draft_checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress
-            )
+            draft_record = _export(draft_checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress)
         progress("seal", 0, 1)
         seal(
             Manifest(
@@ -110,6 +116,31 @@ def export_pair(
     return ExportReport(Path(output), read_manifest(Path(output)), notes)
 
 
+def _find_recipe(recipe: str | Recipe | None, default: str, device: Device, via: Via) -> Recipe:
+    return optimum_recipe(recipe, device) if via == "optimum" else find_recipe(recipe or default, device)
+
+
+def _open(
+    source: str | os.PathLike[str], via: Via, context: int | None, offline: bool
+) -> Checkpoint | OptimumCheckpoint:
+    if via == "optimum":
+        return OptimumCheckpoint(source, context, offline)
+    return open_checkpoint(source, context, offline)
+
+
+def _export(
+    checkpoint: Checkpoint | OptimumCheckpoint,
+    folder: Path,
+    recipe: Recipe,
+    device: Device,
+    check: bool,
+    progress: Progress,
+) -> ModelRecord:
+    if isinstance(checkpoint, OptimumCheckpoint):
+        return export_optimum_model(checkpoint, folder, recipe, check, progress)
+    return export_model(checkpoint, folder, recipe, device, check, progress)
+
+
 @contextmanager
 def _memory_errors() -> Iterator[None]:
     try:
@@ -128,7 +159,9 @@ def _checked_template(template: str, source: str) -> bytes:
     return content
 
 
-def _vocabulary_notes(target: Checkpoint, draft: Checkpoint | None) -> tuple[str, ...]:
+def _vocabulary_notes(
+    target: Checkpoint | OptimumCheckpoint, draft: Checkpoint | OptimumCheckpoint | None
+) -> tuple[str, ...]:
     """Return what there is to say about the ids that both models may use. Raises PairError if those differ."""
     rows, size = target.architecture.vocab_size, target.vocabulary.size
     notes = []
@@ -143,7 +176,7 @@ def _vocabulary_notes(target: Checkpoint, draft: Checkpoint | None) -> tuple[str
     return tuple(notes)
 
 
-def _require_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
+def _require_same_tokenizer(target: Checkpoint | OptimumCheckpoint, draft: Checkpoint | OptimumCheckpoint) -> None:
     drafts, targets = draft.vocabulary.tokenizer, target.vocabulary.tokenizer
     theirs, ours = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (drafts, targets))
     if theirs != ours:

@@ -1,4 +1,4 @@
-"""What a session call of one shape reads and writes, bound once."""
+"""What a session call of one shape reads and writes, bound once: for the exporter's own graphs, and for others."""
 
 from __future__ import annotations
 
@@ -96,11 +96,47 @@ class CallBuffers:
             self._masked = True
 
     def _bind(self, name: str, shape: list[int], dtype: Any) -> npt.NDArray[Any]:
-        # ONNX Runtime owns the memory, and the binding keeps it.
-        value = self._ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype)
-        self.binding.bind_ortvalue_input(name, value)
-        array: npt.NDArray[Any] = value.numpy()
-        return array
+        return _bound(self._ort, self.binding, name, shape, dtype)
+
+
+class ChainCallBuffers:
+    """The same for a graph by way of optimum, which takes no positions and no mask: it knows the length of its past.
+
+    Attributes:
+        binding: the session's binding, with all of it bound but the KV cache and the new rows.
+        logits: float32 [logit_rows, vocab], written by the call.
+    """
+
+    def __init__(
+        self, onnxruntime: Any, binding: Any, rows: int, logits: npt.NDArray[np.float32], vocab_size: int
+    ) -> None:
+        """Allocate the inputs and bind them; arguments as of :class:`CallBuffers`."""
+        self.binding = binding
+        self._rows = rows
+        self._logit_rows, logits_size = logits.shape
+        self._token_ids = _bound(onnxruntime, binding, "input_ids", [1, rows], np.int64)[0].data
+        self._past_length = _bound(onnxruntime, binding, "past_length", [1], np.int64).data
+        self._wanted = _bound(onnxruntime, binding, "logit_rows", [self._logit_rows], np.int64).data
+        shape = [1, self._logit_rows, logits_size]
+        binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
+        self.logits = logits[:, :vocab_size]
+
+    def fill(
+        self, token_ids: Sequence[int], logit_rows: Sequence[int], positions: Sequence[int] | None, cached: int
+    ) -> None:
+        """Write the inputs of a call, as :meth:`CallBuffers.fill` does; positions follow the cache."""
+        assert positions is None  # the model refuses them
+        _write(self._token_ids, token_ids, self._rows, token_ids[-1])
+        _write(self._wanted, logit_rows, self._logit_rows, len(token_ids) - 1)
+        self._past_length[0] = cached
+
+
+def _bound(onnxruntime: Any, binding: Any, name: str, shape: list[int], dtype: Any) -> npt.NDArray[Any]:
+    """Memory that is bound to an input. ONNX Runtime owns it, and the binding keeps it."""
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, dtype)
+    binding.bind_ortvalue_input(name, value)
+    array: npt.NDArray[Any] = value.numpy()
+    return array
 
 
 def _write(buffer: Any, values: Sequence[int], size: int, padding: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
@@ -17,6 +18,11 @@ _STEP = 256
 _GIVEN_BACK_AT = 4 << 20
 # A long cache grows by this share of itself, so that all copying together stays in proportion to its length.
 _GROWTH = 8
+
+
+def slot_names(layers: int) -> list[str]:
+    """What the graphs call the keys and values of each layer: ``0.key``, ``0.value``, ``1.key`` and so on."""
+    return [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
 class KVCache:
@@ -52,7 +58,7 @@ class KVCache:
         self._device = device
         # Where nobody computed a token, any number that is not zero will do.
         self._filling = 1 if dtype is np.int8 else 0.01
-        self._names = [f"{layer}.{part}" for layer in range(facts.layers) for part in ("key", "value")]
+        self._names = slot_names(facts.layers)
         self._buffers: dict[str, Any] = {}
 
     @property
@@ -94,11 +100,16 @@ class KVCache:
         elif self.slots_for(slots) < self.capacity:
             self._resize(self.slots_for(slots))
 
-    def bind(self, binding: Any) -> None:
-        """Bind every buffer to its past input and its present output."""
+    def bind(self, binding: Any, written: bool = True) -> None:
+        """Bind every buffer to its past input and, if the graph writes into it, its present output."""
         for name, value in self._buffers.items():
             binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            binding.bind_ortvalue_output(f"present.{name}", value)
+            if written:
+                binding.bind_ortvalue_output(f"present.{name}", value)
+
+    def write(self, name: str, start: int, rows: npt.NDArray[Any]) -> None:
+        """Put rows [kv_heads, rows, head_size] of one layer's ``key`` or ``value`` into the slots from ``start`` on."""
+        self._buffers[name].numpy()[0, :, start : start + rows.shape[1]] = rows
 
     def fill(self, length: int) -> None:
         """Hold ``length`` tokens that nobody computed, to time calls with. Raises RequestError if they do not fit.

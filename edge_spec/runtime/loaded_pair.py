@@ -80,8 +80,10 @@ def load_pair(
     def model(
         record: ModelRecord, context: int, kv: CacheType, exact_rows: bool, fixed_rows: int | None = None
     ) -> Model:
-        # The rotary table ends one row behind the context, and padding rows need their place in it.
-        longest = record.architecture.context_length + 1 - (fixed_rows or 1)
+        # The rotary table ends one row behind the context, and padding rows need their place in it. Another exporter's
+        # model ends with the context, and so one token earlier if calls have a padding row.
+        own = record.graphs[0].via == "native"
+        longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
         with notes.of("target_weights" if record is manifest.target else "draft_weights"):
             loaded = Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv)
             give_back()

@@ -15,6 +15,7 @@ from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.memory_profile import MemoryProfile
 from edge_spec.runtime.model import PREFILL_ROWS
+from edge_spec.runtime.optimum_law import packed_bytes, session_bytes, uses_optimum, workspace_bytes
 
 Basis = Literal["exact", "law", "measured"]
 
@@ -117,8 +118,9 @@ def memory_items(
     on_gpu = manifest.device == "cuda"
 
     def weights(model: ModelRecord, tokens: int, known: int | None) -> _Weights:
-        by_law = _weights(model, tokens, on_gpu)
-        return by_law if known is None else replace(by_law, packed=max(0, known - _SESSION))
+        by_law = _weights(model, manifest, tokens)
+        session = _SESSION + session_bytes(model, manifest)
+        return by_law if known is None else replace(by_law, packed=max(0, known - session))
 
     reading = manifest.files[TOKENIZER].bytes
     target_weights = weights(target, configuration.context, measured.target_weights)
@@ -142,7 +144,8 @@ def memory_items(
         logits += COMPARED_ROWS * draft.architecture.logits_size * 4
         workspace += _workspace(draft, configuration.draft_window, 1, on_gpu)
     sessions = 1 if draft is None else 2
-    provider = MemoryItem("provider", sessions * _SESSION + (_CUDA if on_gpu else 0), "law")
+    nodes = sum(session_bytes(model, manifest) for model in (target, draft) if model is not None)
+    provider = MemoryItem("provider", sessions * _SESSION + nodes + (_CUDA if on_gpu else 0), "law")
     items += [
         MemoryItem("logits and laws", logits, "exact"),
         MemoryItem("drafters' tables", _tables(configuration.context), "law"),
@@ -181,13 +184,15 @@ def _kv(model: ModelRecord, slots: int, kind: CacheType) -> int:
 
 def _plausible(profile: MemoryProfile, manifest: Manifest) -> MemoryProfile:
     """The profile without sizes that cannot be the bundle's."""
-    on_gpu = manifest.device == "cuda"
 
     def plausible(known: int | None, law: float) -> int | None:
         return known if known is not None and _LEAST_SHARE * law <= known <= _MOST_SHARE * law else None
 
     def model(known: int | None, record: ModelRecord | None) -> int | None:
-        return None if record is None else plausible(known, _weights(record, 0, on_gpu).packed + _SESSION)
+        if record is None:
+            return None
+        by_law = _weights(record, manifest, 0).packed + _SESSION + session_bytes(record, manifest)
+        return plausible(known, by_law)
 
     return replace(
         profile,
@@ -220,10 +225,14 @@ def _matrices(model: ModelRecord) -> Iterator[_Matrix]:
     yield _Matrix(1, facts.hidden_size, facts.logits_size, str(recipe["lm_head"]))
 
 
-def _weights(model: ModelRecord, tokens: int, on_gpu: bool) -> _Weights:
+def _weights(model: ModelRecord, manifest: Manifest, tokens: int) -> _Weights:
     """Matrices as the kernels have packed them, and what is read of the mapped file besides."""
     block = int(model.recipe.get("block_size", 32))
     facts = model.architecture
+    if uses_optimum(model):
+        packed, largest = packed_bytes(model, manifest)
+        return _Weights(packed, _embedding(model, tokens, block), largest)
+    on_gpu = manifest.device == "cuda"
     total, largest = 0, 0
     for matrix in _matrices(model):
         packed, original = _packed(matrix, block, on_gpu)
@@ -279,6 +288,8 @@ def _workspace(model: ModelRecord, context: int, logits_rows: int, on_gpu: bool)
     values = _MLP_COLUMNS * 2 * facts.intermediate_size + _HIDDEN_COLUMNS * facts.hidden_size
     chunk = PREFILL_ROWS * item * (values + 2 * context)
     copies = _W8A8_LOGITS if model.recipe["lm_head"] == "w8a8" else 0.0
+    if uses_optimum(model):
+        chunk += workspace_bytes(model, context)
     return int(max(chunk, copies * logits_rows * facts.logits_size * 4))
 
 

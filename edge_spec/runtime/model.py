@@ -14,10 +14,11 @@ from edge_spec.bundle import Bundle, CacheType, GraphRecord, ModelRecord
 from edge_spec.errors import BundleError, ProviderError, RequestError
 from edge_spec.graph_check import check_graph
 from edge_spec.onnx_runtime import import_onnxruntime
-from edge_spec.runtime.call_buffers import CallBuffers
+from edge_spec.runtime.call_buffers import CallBuffers, ChainCallBuffers
 from edge_spec.runtime.int8_cache import require_int8_cache
 from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.mapped_weights import read_sparingly
+from edge_spec.runtime.new_rows import NewRows
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
 PREFILL_ROWS = 64
@@ -95,8 +96,10 @@ class Model:
         self.positions = record.architecture.context_length
         self._architecture = record.architecture
         self._cache_type: Any = np.dtype(graph.kv).type
+        # A graph by way of optimum only reads the cache.
+        self._new_rows = NewRows(record.architecture, PREFILL_ROWS) if graph.via == "optimum" else None
         self.cache = self.new_cache()
-        self._calls: dict[tuple[int, int], CallBuffers] = {}
+        self._calls: dict[tuple[int, int], CallBuffers | ChainCallBuffers] = {}
         self._bound = self.cache.version  # of the buffers that these calls are bound to
         self._logits = np.empty((0, self._logits_size), np.float32)
 
@@ -183,7 +186,7 @@ class Model:
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
         call = self._call(padded, self._padded(wanted) if wanted else 0)
         call.fill(token_ids, logit_rows, positions, past)
-        if self._takes_trees:
+        if isinstance(call, CallBuffers) and self._takes_trees:
             call.fill_mask(mask, past)
         try:
             self._session.run_with_iobinding(call.binding)
@@ -192,6 +195,8 @@ class Model:
                 f"ONNX Runtime failed in a call with {rows} rows behind {past} cached tokens: "
                 f"{' '.join(str(error).split())}. Nothing of it counts; the engine can go on."
             ) from error
+        if self._new_rows is not None:
+            self._new_rows.append_to(self.cache, past, padded, rows)
         self.cache.length = past + rows
         return call.logits[:wanted]
 
@@ -249,7 +254,7 @@ class Model:
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
             raise BundleError(f"ONNX Runtime cannot load {self._path}: {' '.join(str(error).split())}") from error
 
-    def _call(self, rows: int, logit_rows: int) -> CallBuffers:
+    def _call(self, rows: int, logit_rows: int) -> CallBuffers | ChainCallBuffers:
         """The buffers of calls of this shape."""
         if self._bound != self.cache.version:
             self._calls.clear()
@@ -261,12 +266,22 @@ class Model:
                 self._logits = np.empty((logit_rows, self._logits_size), np.float32)
             elif len(self._calls) == _MOST_SHAPES:
                 del self._calls[next(iter(self._calls))]
-            binding = self._session.io_binding()
-            self.cache.bind(binding)
-            bias_type = self._dtype if self._takes_trees else None
-            call = CallBuffers(self._ort, binding, rows, bias_type, self._logits[:logit_rows], self._vocab_size)
+            call = self._bound_call(rows, self._logits[:logit_rows])
             self._calls[rows, logit_rows] = call
         return call
+
+    def _bound_call(self, rows: int, logits: npt.NDArray[np.float32]) -> CallBuffers | ChainCallBuffers:
+        binding = self._session.io_binding()
+        if self._new_rows is None:
+            self.cache.bind(binding)
+            bias_type = self._dtype if self._takes_trees else None
+            return CallBuffers(self._ort, binding, rows, bias_type, logits, self._vocab_size)
+        if rows > self._new_rows.most:
+            self._calls.clear()  # they write into the memory that is too small
+            self._new_rows = NewRows(self._architecture, rows)
+        self.cache.bind(binding, written=False)
+        self._new_rows.bind(binding, rows)
+        return ChainCallBuffers(self._ort, binding, rows, logits, self._vocab_size)
 
 
 def _choose_graph(bundle: Bundle, record: ModelRecord, kv: CacheType | None) -> GraphRecord:
