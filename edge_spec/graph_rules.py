@@ -89,14 +89,14 @@ def _gather(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequ
     data, indices = _given(inputs[0], _FLOATS), _given(inputs[1], INT64)
     if attributes["axis"] == 0:
         _need(graph.name(inputs[1]) == "input_ids")
-        _need(data.shape == (graph.facts.logits_size, graph.facts.hidden_size))
+        _need(data.shape == (graph.facts.readable_ids, graph.facts.hidden_size))
         return [Declared(data.dtype, (*indices.shape, _columns(data)))]
     _need(graph.name(inputs[1]) == "logit_rows" and data.shape[:2] == (1, "rows") and len(data.shape) == 3)
     return [Declared(data.dtype, (1, "logit_rows", _columns(data)))]
 
 
 def _gather_blocks(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    rows, hidden = graph.facts.logits_size, graph.facts.hidden_size
+    rows, hidden = graph.facts.readable_ids, graph.facts.hidden_size
     bits, block = int(attributes["bits"]), int(attributes["block_size"])
     _need(graph.name(inputs[1]) == "input_ids")
     blocks = -(-hidden // block)

@@ -20,6 +20,7 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
         lines += ["", f"{role}: {'none' if model is None else model.source}"]
         if model is not None:
             lines += _fields(_model(role, model, manifest))
+            lines += _fields(_speech(manifest)) if role == "draft" else ()
     lines += ["", "files:"]
     lines += _files(manifest.files)
     return "\n".join(map(printable, lines))
@@ -51,7 +52,7 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     heads = f"{facts.heads} heads of {facts.head_size} on {facts.kv_heads} KV heads"
     yield "architecture", f"{facts.family}: {sizes}"
     yield "attention", f"{heads}, RoPE base {facts.rope_theta:g}{scaling}"
-    yield "embeddings", f"{embeddings}, {facts.logits_size:,} rows"
+    yield "embeddings", f"{embeddings}, {facts.readable_ids:,} rows"
     yield "recipe", _recipe(model)
     if "block_size" in model.recipe:
         yield "int4 blocks", f"{model.recipe['block_size']} weights each"
@@ -66,6 +67,16 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
         yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
+
+
+def _speech(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    speech, draft = manifest.draft_vocabulary, manifest.draft
+    if speech is None or draft is None:
+        yield "vocabulary", "the target's"
+        return
+    whose = "tokens of its own tokenizer" if speech.reads == "own tokens" else "of the target's ids"
+    proposed = draft.architecture.logits_size if speech.names_columns else speech.size
+    yield "vocabulary", f"reads {speech.size:,} {whose}, proposes {proposed:,} of them"
 
 
 def _recipe(model: ModelRecord) -> str:

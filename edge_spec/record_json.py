@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,7 +26,10 @@ def parse_json(text: bytes) -> Any:
 
 
 def decode(kind: type[Record], value: Any, where: str) -> Record:
-    """Turn parsed JSON into a dataclass of containers, unions, literals and scalars, or raise ValueError."""
+    """Turn parsed JSON into a dataclass of containers, unions, literals and scalars, or raise ValueError.
+
+    What has a default may be missing.
+    """
     result: Record = _decode(kind, value, where)
     return result
 
@@ -92,8 +96,9 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is not an object")
     types = get_type_hints(kind)
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}
     if unknown := value.keys() - types.keys():
         raise ValueError(f"{where} has unknown entries {shown_list(unknown)}")
-    if missing := types.keys() - value.keys():
+    if missing := types.keys() - value.keys() - optional:
         raise ValueError(f"{where} lacks {shown_list(missing)}")
     return kind(**{name: _decode(types[name], item, f"{where}.{name}") for name, item in value.items()})

@@ -33,11 +33,25 @@ def add(commands: Any) -> None:
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the bundle's folder")
     parser.add_argument("--recipe", choices=RECIPES, help="how the target is stored (cpu: w8a8, cuda: int4)")
     parser.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
+    parser.add_argument(
+        "--draft-vocab", type=_count, metavar="N", help="let the draft propose the N likeliest ids only, such as 32k"
+    )
+    parser.add_argument(
+        "--draft-vocab-text", nargs="+", metavar="FILE", help="text such as the pair will write, to choose those ids by"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
     parser.set_defaults(command=_export, usage_error=parser.error)
+
+
+def _count(text: str) -> int:
+    """Read a number of ids, in thousands (1,024) where it ends with a k."""
+    digits, thousands = (text[:-1], 1024) if text[-1:] in "kK" else (text, 1)
+    if not digits.isdecimal() or not int(digits):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ids, expected one such as 32k or 32768")
+    return int(digits) * thousands
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -50,7 +64,10 @@ def _export(arguments: argparse.Namespace) -> int:
     models = {"draft": None} if arguments.pair is None else vars(read_pair_recipe(arguments.pair))
     with ProgressBars() as progress:
         report = export_pair(
-            **{**models, **given(arguments, "target", "draft", "recipe", "draft_recipe")},
+            **{
+                **models,
+                **given(arguments, "target", "draft", "recipe", "draft_recipe", "draft_vocab", "draft_vocab_text"),
+            },
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,

@@ -23,6 +23,7 @@ class Architecture:
         vocab_size: rows of the embedding, padding rows included.
         tied_embeddings: whether lm_head is the embedding.
         qkv_bias, output_bias, mlp_bias: which projections carry a bias.
+        embedding_rows: rows of the embedding where they are not those of lm_head, whose number is then ``vocab_size``.
     """
 
     family: str
@@ -40,6 +41,7 @@ class Architecture:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    embedding_rows: int | None = None
 
 
 def check_sizes(architecture: Architecture, where: str) -> None:

@@ -147,7 +147,8 @@ def _pack(
     vocabulary_shape = (facts.vocab_size, facts.hidden_size)
     lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
     progress(stage, facts.layers + 1, steps)
-    embedding = packer.embedding(vocabulary_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
+    embedding_shape = (facts.embedding_rows or facts.vocab_size, facts.hidden_size)
+    embedding = packer.embedding(embedding_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
     # One more than the context: the padding row of a target call lies behind the last token.
     cos, sin = (
         require_finite(table, "rotary table", checkpoint.source)
@@ -196,4 +197,5 @@ def _describe(facts: Architecture) -> ArchitectureRecord:
         rope_theta=facts.rope.theta,
         rope_scaled=facts.rope.frequency_factors is not None,
         tied_embeddings=facts.tied_embeddings,
+        embedding_rows=facts.embedding_rows,
     )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import edge_spec
 from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, new_bundle, read_manifest
-from edge_spec.errors import CheckpointError, EdgeSpecError, PairError
-from edge_spec.export.checkpoint import Checkpoint, encode_text, open_checkpoint
+from edge_spec.errors import CheckpointError, EdgeSpecError
+from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.export.draft_vocabulary import choose_speech
 from edge_spec.export.model import export_model
 from edge_spec.export.progress import Progress, silent
-from edge_spec.export.quality import TEXT
 from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe
 from edge_spec.manifest_check import LARGEST_TEXT
 
@@ -44,6 +44,8 @@ def export_pair(
     device: Device = "cpu",
     check: bool = True,
     overwrite: bool = False,
+    draft_vocab: int | None = None,
+    draft_vocab_text: Sequence[str | os.PathLike[str]] = (),
     progress: Progress = silent,
 ) -> ExportReport:
     """Export ``target`` and ``draft`` to a bundle at ``output``; on any error nothing is left there.
@@ -57,11 +59,12 @@ def export_pair(
         device: ``"cpu"`` or ``"cuda"``, the flavour of the graphs.
         check: compare each written graph with a float32 reference on a fixed text.
         overwrite: replace a bundle that is already at ``output``.
+        draft_vocab: ids that the draft proposes at most; ``None`` for all (docs/drafts.md).
+        draft_vocab_text: files of text such as the pair will write, which say what ids those should be.
         progress: told how far the export is.
 
     Raises:
         CheckpointError: a source is missing, damaged or not supported.
-        PairError: the two models do not share a tokenizer.
         QualityError: a written graph strays too far from the reference.
         BundleError: ``output`` is in the way or cannot be written.
     """
@@ -70,21 +73,28 @@ def export_pair(
     default_target, default_draft = DEFAULT_RECIPES[device]
     target_recipe = find_recipe(recipe or default_target, device)
     chosen_draft_recipe = find_recipe(draft_recipe or default_draft, device)
+    if draft_vocab is not None and (isinstance(draft_vocab, bool) or draft_vocab < 1):
+        raise EdgeSpecError(f"draft_vocab is {draft_vocab!r}, expected a number of ids above zero.")
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
         target_checkpoint = open_checkpoint(target)
         draft_checkpoint = None if draft is None else open_checkpoint(draft)
         vocabulary = target_checkpoint.vocabulary
-        notes = _vocabulary_notes(target_checkpoint, draft_checkpoint)
+        notes = list(_padding_notes(target_checkpoint, draft_checkpoint))
+        speech = None
+        if draft_checkpoint is not None:
+            speech = choose_speech(target_checkpoint, draft_checkpoint, draft_vocab, draft_vocab_text, progress)
+            notes = [*speech.notes, *notes]
         # Not by the tokenizer's own save, whose errors (a full disk) have no type.
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_bytes(_checked_template(vocabulary.chat_template, target_checkpoint.source))
         target_record = export_model(target_checkpoint, folder / "target", target_recipe, device, check, progress)
         draft_record = None
-        if draft_checkpoint is not None:
+        if speech is not None:
             draft_record = export_model(
-                draft_checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress
+                speech.checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress
             )
+            speech.write(folder)
         progress("seal", 0, 1)
         seal(
             Manifest(
@@ -100,10 +110,11 @@ def export_pair(
                 target=target_record,
                 draft=draft_record,
                 files={},
+                draft_vocabulary=None if speech is None else speech.record,
             )
         )
         progress("seal", 1, 1)
-    return ExportReport(Path(output), read_manifest(Path(output)), notes)
+    return ExportReport(Path(output), read_manifest(Path(output)), tuple(notes))
 
 
 @contextmanager
@@ -124,33 +135,10 @@ def _checked_template(template: str, source: str) -> bytes:
     return content
 
 
-def _vocabulary_notes(target: Checkpoint, draft: Checkpoint | None) -> tuple[str, ...]:
-    """Return what there is to say about the ids that both models may use. Raises PairError if those differ."""
+def _padding_notes(target: Checkpoint, draft: Checkpoint | None) -> Iterator[str]:
+    """What there is to say about rows of the vocabularies that are no ids."""
     rows, size = target.architecture.vocab_size, target.vocabulary.size
-    notes = []
-    if draft is not None:
-        _require_same_tokenizer(target, draft)
-        notes.append(f"Target and draft share one tokenizer of {size:,} ids.")
-        draft_rows = draft.architecture.vocab_size
-        if draft_rows != rows:
-            notes.append(f"Their vocabularies are padded to {rows:,} and {draft_rows:,} rows.")
+    if draft is not None and draft.architecture.vocab_size != rows:
+        yield f"Their vocabularies are padded to {rows:,} and {draft.architecture.vocab_size:,} rows."
     if size < rows:
-        notes.append(f"Ids {size:,} to {rows - 1:,} are padding and are never sampled.")
-    return tuple(notes)
-
-
-def _require_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
-    drafts, targets = draft.vocabulary.tokenizer, target.vocabulary.tokenizer
-    theirs, ours = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (drafts, targets))
-    if theirs != ours:
-        differing = min(index for _, index in ours.items() ^ theirs.items())
-        raise PairError(
-            f"Target and draft have different tokenizers: {len(ours):,} and {len(theirs):,} tokens, the first "
-            f"difference at id {differing} ({targets.id_to_token(differing)!r} and "
-            f"{drafts.id_to_token(differing)!r}). Choose a draft of the target's own model family."
-        )
-    if encode_text(target.vocabulary, TEXT, target.source) != encode_text(draft.vocabulary, TEXT, draft.source):
-        raise PairError(
-            "Target and draft have the same tokens but split text differently. "
-            "Choose a draft of the target's own model family."
-        )
+        yield f"Ids {size:,} to {rows - 1:,} are padding and are never sampled."

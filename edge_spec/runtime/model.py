@@ -80,7 +80,7 @@ class Model:
         self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
         self._exact_rows = exact_rows
         self._fixed_rows = fixed_rows
-        self._vocab_size = bundle.manifest.vocab_size
+        self._columns = bundle.manifest.usable_columns(record)
         self._logits_size = record.architecture.logits_size
         graph = _choose_graph(bundle, record, kv)
         self._takes_trees = graph.tree
@@ -161,7 +161,7 @@ class Model:
                 every token of the cache in any case, and never a later row.
 
         Returns:
-            float32 [R, vocab], valid until the next call.
+            float32 [R, columns that stand for ids], valid until the next call.
 
         Raises:
             ProviderError: ONNX Runtime failed; the cache holds what it held.
@@ -221,7 +221,7 @@ class Model:
         """Run a call wider than the fixed width as several."""
         if mask is not None:
             raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
-        logits = np.empty((len(logit_rows), self._vocab_size), np.float32)
+        logits = np.empty((len(logit_rows), self._columns), np.float32)
         for start in range(0, len(token_ids), width):
             stop = min(start + width, len(token_ids))
             wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
@@ -264,7 +264,7 @@ class Model:
             binding = self._session.io_binding()
             self.cache.bind(binding)
             bias_type = self._dtype if self._takes_trees else None
-            call = CallBuffers(self._ort, binding, rows, bias_type, self._logits[:logit_rows], self._vocab_size)
+            call = CallBuffers(self._ort, binding, rows, bias_type, self._logits[:logit_rows], self._columns)
             self._calls[rows, logit_rows] = call
         return call
 
