@@ -82,7 +82,7 @@ def choose_speech(
     ids: Ids = np.flatnonzero(rows >= 0)
     notes = [_note(match.kind, ours, theirs, len(ids))]
     if most is not None and most < len(ids):
-        order = _ranking(draft, _read_texts(texts), progress)
+        order = _ranking(draft, "\n".join(map(_read_text, texts)), progress)
         ids = _best(ids, rows, order, most, _needed(spoken))
         notes.append(f"Of those, the draft proposes the {len(ids):,} likeliest.")
     elif match.kind == "same":
@@ -122,7 +122,8 @@ def _ranking(draft: Checkpoint, text: str, progress: Progress) -> Ids:
     read = [*encode_text(vocabulary, TEXT, draft.source), *encode_text(vocabulary, MORE_TEXT, draft.source)]
     counted = encode_text(vocabulary, text, draft.source)[:_COUNTED] if text else []
     read = [*counted[: _READ - len(read)], *read] if len(read) < _READ else read
-    counts = np.bincount([*counted, *read], minlength=facts.vocab_size)
+    counts = np.bincount(np.array(counted, np.int64), minlength=facts.vocab_size).astype(np.float64)
+    counts[read] += 0.5  # what the model read comes next
     shares = expected_shares(draft, np.array(read, np.int64)[: facts.context_length], progress)
     return ranked(shares, counts)
 
@@ -151,12 +152,9 @@ def _best(ids: Ids, rows: Ids, order: Ids, most: int, needed: Sequence[int]) -> 
     return np.sort(ids[np.lexsort((rank[rows[ids]], ~must))[:most]])
 
 
-def _read_texts(files: Sequence[str | os.PathLike[str]]) -> str:
-    texts = []
-    for file in files:
-        try:
-            with Path(file).open(encoding="utf-8", errors="replace") as opened:
-                texts.append(opened.read(_LARGEST_FILE))
-        except OSError as error:
-            raise EdgeSpecError(f"The text {str(file)!r} cannot be read: {error.strerror or error}.") from error
-    return "\n".join(texts)
+def _read_text(file: str | os.PathLike[str]) -> str:
+    try:
+        with Path(file).open(encoding="utf-8", errors="replace") as opened:
+            return opened.read(_LARGEST_FILE)
+    except OSError as error:
+        raise EdgeSpecError(f"The text {str(file)!r} cannot be read: {error.strerror or error}.") from error

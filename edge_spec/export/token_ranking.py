@@ -52,7 +52,7 @@ def expected_shares(
     return shares
 
 
-def ranked(shares: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def ranked(shares: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """All ids, the likeliest first.
 
     Those that occur in a text stand first, by how often. The others stand by two ranks together: that of the model's
@@ -60,7 +60,7 @@ def ranked(shares: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> np
 
     Args:
         shares: float64 [ids], as of :func:`expected_shares`.
-        counts: int64 [ids], how often they occur.
+        counts: float64 [ids], how often they occur.
     """
     rank = np.empty(len(shares))
     rank[np.argsort(-shares, kind="stable")] = np.arange(len(shares))

@@ -61,7 +61,7 @@ class ReencodedText:
         what can be written.
         """
         stop = next((index for index, token in enumerate(drafted) if self._own.is_special(token)), len(drafted))
-        text = self._text(self._own, before[-1:], drafted[:stop])
+        text = _text(self._own, before, drafted[:stop])
         whole = text.partition(_BROKEN)[0]
         tokens = _inside(self._target, whole) if whole else []
         if stop < len(drafted) and whole == text and drafted[stop] in self._written:
@@ -134,23 +134,28 @@ class ReencodedText:
         """The text of some of the target's tokens behind those that are settled."""
         pieces: list[str] = []
         run: list[int] = []
-        before = self._read[-1:]
+        before: Sequence[int] = self._read
         for token in tokens:
             if not self._target.is_special(token):
                 run.append(token)
                 continue
-            pieces += [self._text(self._target, before, run), self._shared.get(token, "")]
+            pieces += [_text(self._target, before, run), self._shared.get(token, "")]
             before, run = [], []
-        return "".join([*pieces, self._text(self._target, before, run)])
+        return "".join([*pieces, _text(self._target, before, run)])
 
-    @staticmethod
-    def _text(tokenizer: TextTokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text of ordinary tokens behind another."""
-        if not tokens:
-            return ""
-        if tokenizer.joins_bytes or not before or tokenizer.is_special(before[0]):
-            return tokenizer.decode(tokens)
-        return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]
+
+def _text(tokenizer: TextTokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of ordinary tokens behind others."""
+    if not tokens:
+        return ""
+    if tokenizer.joins_bytes or not before or tokenizer.is_special(before[-1]):
+        return tokenizer.decode(tokens)
+    # A run of byte tokens is decoded as a whole.
+    start = len(before) - 1
+    while start and tokenizer.is_byte_fallback(before[start]):
+        start -= 1
+    context = before[start:]
+    return tokenizer.decode([*context, *tokens])[len(tokenizer.decode(context)) :]
 
 
 def _inside(tokenizer: TextTokenizer, text: str) -> list[int]:
