@@ -27,6 +27,8 @@ SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+DRAFT_TOKENIZER = "draft/tokenizer.json"
+DRAFT_IDS = "draft/ids.bin"
 
 # What lies in a bundle. An exporter that finds anything else does not take the folder for its own.
 _ENTRIES = frozenset({MANIFEST, TOKENIZER, CHAT_TEMPLATE, "target", "draft"})
@@ -82,7 +84,8 @@ class ArchitectureRecord:
     """Sizes of one model.
 
     Attributes:
-        logits_size: columns of the logits, padding ids included.
+        logits_size: every column of the logits, padding ids included.
+        embedding_rows: ids that the model can read; ``None`` for as many as there are columns.
         ropes: its rotary embeddings; layers beyond theirs have none.
         sliding_window: tokens that some layers see, ``None`` where all see all; ``sliding_layers`` are how many.
 
@@ -103,6 +106,12 @@ class ArchitectureRecord:
     sliding_window: int | None
     sliding_layers: int
     tied_embeddings: bool
+    embedding_rows: int | None = None
+
+    @property
+    def readable_ids(self) -> int:
+        """Rows of the embedding."""
+        return self.logits_size if self.embedding_rows is None else self.embedding_rows
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,22 @@ class ModelRecord:
 
 
 @dataclass(frozen=True)
+class DraftVocabularyRecord:
+    """How a draft speaks whose tokens are not simply the target's (docs/drafts.md).
+
+    Attributes:
+        reads: ``"target ids"``, or ``"own tokens"``: the text as the tokenizer in ``draft/tokenizer.json`` splits it.
+        size: ids that it reads.
+        names_columns: whether ``draft/ids.bin`` holds the id of every column of its logits, ascending, as 32-bit
+            integers without sign, little-endian; if not, column i is id i.
+    """
+
+    reads: Literal["target ids", "own tokens"]
+    size: int
+    names_columns: bool
+
+
+@dataclass(frozen=True)
 class FileRecord:
     """Size in bytes and SHA-256 of one file."""
 
@@ -150,11 +175,12 @@ class Manifest:
 
     Attributes:
         device: the flavour of the graphs.
-        vocab_size: usable ids, the same for target and draft; higher columns of the logits are padding.
+        vocab_size: usable ids of the target; higher columns of its logits are padding.
         context_length: positions the target supports.
         named_tokens: texts of ``bos_token``, ``eos_token`` and the like, which chat templates refer to.
         default_sampling: the checkpoint's own suggestion, e.g. ``{"temperature": 0.7}``.
         files: every file of the bundle but the manifest, by relative path.
+        draft_vocabulary: ``None`` where the draft reads and proposes the target's ids, all of them.
     """
 
     created_by: str
@@ -169,11 +195,19 @@ class Manifest:
     target: ModelRecord
     draft: ModelRecord | None
     files: dict[str, FileRecord]
+    draft_vocabulary: DraftVocabularyRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as written to disk, digest included."""
         body = {"format": _FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
         return {**body, "digest": _digest(body)}
+
+    def usable_columns(self, model: ModelRecord) -> int:
+        """Columns of a model's logits that stand for ids."""
+        speech = self.draft_vocabulary
+        if model is not self.draft or speech is None:
+            return self.vocab_size
+        return model.architecture.logits_size if speech.names_columns else speech.size
 
 
 @dataclass(frozen=True)
@@ -187,6 +221,10 @@ class Bundle:
     def tokenizer_path(self) -> Path:
         """Path of the tokenizer."""
         return self.path / TOKENIZER
+
+    def draft_ids(self) -> bytes:
+        """Return the contents of ``draft/ids.bin``. Raises BundleError if it cannot be read."""
+        return _read_small(self.path, DRAFT_IDS, self.manifest.files[DRAFT_IDS].bytes)
 
     def chat_template(self) -> str | None:
         """Return the chat template's source, or ``None`` if the model has none.

@@ -20,7 +20,7 @@ def _gather(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequ
         return [first_entry(graph, inputs, attributes)]
     if attributes["axis"] == 0:
         need(graph.name(inputs[1]) == "input_ids")
-        need(data.shape == (graph.facts.logits_size, graph.facts.hidden_size))
+        need(data.shape == (graph.facts.readable_ids, graph.facts.hidden_size))
         return [Declared(data.dtype, (*indices.shape, last_size(data)))]
     need(graph.name(inputs[1]) == "logit_rows" and data.shape[:2] == (1, "rows") and len(data.shape) == 3)
     return [Declared(data.dtype, (1, "logit_rows", last_size(data)))]

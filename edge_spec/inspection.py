@@ -20,6 +20,7 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
         lines += ["", f"{role}: {'none' if model is None else model.source}"]
         if model is not None:
             lines += _fields(_model(role, model, manifest))
+            lines += _fields(_speech(manifest)) if role == "draft" else ()
     lines += ["", "files:"]
     lines += _files(manifest.files)
     return "\n".join(map(printable, lines))
@@ -52,7 +53,7 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     yield "attention", f"{heads}, {_positions(facts)}"
     if facts.sliding_window is not None:
         yield "window", f"{facts.sliding_window:,} tokens in {facts.sliding_layers} layers"
-    yield "embeddings", f"{embeddings}, {facts.logits_size:,} rows"
+    yield "embeddings", f"{embeddings}, {facts.readable_ids:,} rows"
     yield "recipe", _recipe(model)
     if "block_size" in model.recipe:
         yield "int4 blocks", f"{model.recipe['block_size']} weights each"
@@ -78,6 +79,16 @@ def _positions(facts: ArchitectureRecord) -> str:
         layers = "" if rope.layers == facts.layers else f" in {rope.layers} layers"
         texts.append(f"RoPE base {rope.theta:g}{scaling}{part}{layers}")
     return ", ".join(texts) or "no RoPE"
+
+
+def _speech(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    speech, draft = manifest.draft_vocabulary, manifest.draft
+    if speech is None or draft is None:
+        yield "vocabulary", "the target's"
+        return
+    whose = "tokens of its own tokenizer" if speech.reads == "own tokens" else "of the target's ids"
+    proposed = draft.architecture.logits_size if speech.names_columns else speech.size
+    yield "vocabulary", f"reads {speech.size:,} {whose}, proposes {proposed:,} of them"
 
 
 def _recipe(model: ModelRecord) -> str:

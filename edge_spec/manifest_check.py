@@ -45,10 +45,8 @@ def check_manifest(manifest: Manifest) -> None:
     models = [record for record in (manifest.target, manifest.draft) if record is not None]
     for record in models:
         _check_sizes(record.architecture)
-        if manifest.vocab_size > record.architecture.logits_size:
-            raise ValueError(
-                f"vocab_size is {manifest.vocab_size}, but there are {record.architecture.logits_size} logits"
-            )
+    _check_vocabulary("vocab_size", manifest.vocab_size, manifest.target.architecture)
+    _check_draft_vocabulary(manifest)
     _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])
     _require_between("context_length", manifest.context_length, 2, manifest.target.architecture.context_length)
     ids = [*manifest.eos_token_ids, *manifest.special_token_ids]
@@ -59,6 +57,41 @@ def check_manifest(manifest: Manifest) -> None:
     texts += [part for pair in manifest.named_tokens.items() for part in pair]
     if any(len(text) > _LONGEST_TEXT for text in texts):
         raise ValueError(f"a name is longer than {_LONGEST_TEXT} characters")
+
+
+def _check_vocabulary(name: str, size: int, facts: ArchitectureRecord) -> None:
+    """Raise ValueError unless a model can read so many ids and has a logit for each."""
+    if size > facts.logits_size:
+        raise ValueError(f"{name} is {size}, but there are {facts.logits_size} logits")
+    if size > facts.readable_ids:
+        raise ValueError(f"{name} is {size}, but the embedding has {facts.readable_ids} rows")
+
+
+def _check_draft_vocabulary(manifest: Manifest) -> None:
+    """Raise ValueError unless the draft can read what it is given and what it says is about its own logits."""
+    speech, draft = manifest.draft_vocabulary, manifest.draft
+    if draft is None:
+        if speech is not None:
+            raise ValueError("draft_vocabulary is about a draft, and there is none")
+        return
+    facts = draft.architecture
+    if speech is None:
+        _check_vocabulary("vocab_size", manifest.vocab_size, facts)
+        return
+    _require_between("draft_vocabulary.size", speech.size, 1, facts.readable_ids)
+    if speech.reads == "target ids" and speech.size != manifest.vocab_size:
+        raise ValueError(f"draft_vocabulary.size is {speech.size}, but the target has {manifest.vocab_size} ids")
+    if not speech.names_columns:
+        _check_vocabulary("draft_vocabulary.size", speech.size, facts)
+    needed = ["draft/tokenizer.json"] if speech.reads == "own tokens" else []
+    needed += ["draft/ids.bin"] if speech.names_columns else []
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise ValueError(f"files lacks {shown_list(missing)}")
+    if speech.names_columns and manifest.files["draft/ids.bin"].bytes != 4 * facts.logits_size:
+        raise ValueError(
+            f"draft/ids.bin has {manifest.files['draft/ids.bin'].bytes} bytes, expected 4 for each of "
+            f"{facts.logits_size} logits"
+        )
 
 
 def _check_paths(manifest: Manifest) -> None:
@@ -88,14 +121,15 @@ def _check_paths(manifest: Manifest) -> None:
 def _largest(name: str) -> int:
     if name.endswith(".onnx"):
         return LARGEST_GRAPH
-    if "/" in name:
-        return LARGEST_BUNDLE
-    return LARGEST_TOKENIZER if name.endswith(".json") else LARGEST_TEXT
+    if name.endswith(".json"):
+        return LARGEST_TOKENIZER
+    return LARGEST_BUNDLE if "/" in name else LARGEST_TEXT
 
 
 def _check_sizes(facts: ArchitectureRecord) -> None:
     for name, largest in LARGEST_SIZES.items():
         _require_between(name, getattr(facts, name), 1, largest)
+    _require_between("embedding_rows", facts.readable_ids, 1, LARGEST_SIZES["logits_size"])
     if facts.heads % facts.kv_heads:
         raise ValueError(f"{facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")
     for rope in facts.ropes:

@@ -22,7 +22,7 @@ _BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
 def _gather_blocks(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    rows, hidden = graph.facts.logits_size, graph.facts.hidden_size
+    rows, hidden = graph.facts.readable_ids, graph.facts.hidden_size
     bits, block = int(attributes["bits"]), int(attributes["block_size"])
     need(graph.name(inputs[1]) == "input_ids")
     blocks = -(-hidden // block)

@@ -26,7 +26,10 @@ def parse_json(text: bytes) -> Any:
 
 
 def decode(kind: type[Record], value: Any, where: str) -> Record:
-    """Turn parsed JSON into a dataclass of containers, unions, literals and scalars, or raise ValueError."""
+    """Turn parsed JSON into a dataclass of containers, unions, literals and scalars, or raise ValueError.
+
+    What has a default may be missing.
+    """
     result: Record = _decode(kind, value, where)
     return result
 

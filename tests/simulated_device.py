@@ -75,6 +75,10 @@ class SimulatedDraft:
     memory_bytes: int = 0
     ready: bool = True
     read: int = 0
+    steps_per_token: float = 1.0
+
+    def usual_evidence(self, context: Context) -> tuple[str | int, ...]:
+        return ("model", "greedy", 0)
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
         return max(1, min(len(context.tokens) + len(prefix) - self.read, 32))

@@ -16,19 +16,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from text_tokenizers import loaded
+from tokenizers import Tokenizer, decoders, models
 
 from edge_spec.runtime import logits_processors
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.draft_vocabulary import DraftVocabulary
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Budget, Drafter
+from edge_spec.runtime.drafters.reencoded import ReencodedDrafter
+from edge_spec.runtime.drafters.reencoded_text import ReencodedText
 from edge_spec.runtime.noise import RoundNoise, Stream, sample
 from edge_spec.runtime.penalties import penalize
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
+from edge_spec.runtime.tokenizer import TextTokenizer
 from edge_spec.runtime.verification import RULES
 from reference_decoder import law_of, penalized
 from stub_model import LogitsOf, StubDrafter, StubModel, context_of, rounds_of
+from tiny_models import letter_tokenizer
 
 VOCAB, LENGTH, DRAFT, SAMPLES = 3, 4, 2, 1200
 
@@ -47,7 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.5,
     },
 }
-DRAFTERS = ("lookup", "model", "garbage")
+DRAFTERS = ("lookup", "model", "garbage", "trimmed", "other tokens")
 
 
 # Logits of the next token, by the last one. The draft overrates one token wherever it is, so that rounds meet the same
@@ -65,11 +72,29 @@ def draft_logits(history: Sequence[int]) -> np.ndarray:
     return DRAFT_MODEL[history[-1]]
 
 
+# The draft's own tokens are c, a, b, ab and aa; its proposals are one to four of the target's.
+OTHER_MODEL = np.random.default_rng(11).normal(0, 1.0, (5, 5)).astype(np.float32)
+
+
+@functools.cache
+def other_tokens() -> tuple[TextTokenizer, TextTokenizer]:
+    own = Tokenizer(models.BPE(vocab={"c": 0, "a": 1, "b": 2, "ab": 3, "aa": 4}, merges=[("a", "b"), ("a", "a")]))
+    own.decoder = decoders.Fuse()
+    return loaded(letter_tokenizer("abc")), loaded(own)
+
+
 def drafter_of(kind: str, seed: int) -> Drafter:
     if kind == "lookup":
         return LookupDrafter(max_ngram=2, min_ngram=1)
     if kind == "model":
         return ModelDrafter(StubModel(draft_logits))  # type: ignore[arg-type]
+    if kind == "trimmed":
+        vocabulary = DraftVocabulary(np.array([0, 2]), VOCAB)
+        model: Any = StubModel(lambda history: draft_logits(history)[[0, 2]])
+        return ModelDrafter(model, vocabulary=vocabulary)
+    if kind == "other tokens":
+        model = StubModel(lambda history: OTHER_MODEL[history[-1]])
+        return ReencodedDrafter(model, ReencodedText(*other_tokens(), VOCAB, len(OTHER_MODEL)), 1.0)
     luck = np.random.default_rng(seed)
     return StubDrafter(lambda history, budget: luck.integers(VOCAB, size=budget).tolist())
 

@@ -50,6 +50,12 @@ def add(commands: Any) -> None:
         "shipped recipe, as --pair",
     )
     storage.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
+    storage.add_argument(
+        "--draft-vocab", type=_count, metavar="N", help="let the draft propose the N likeliest ids only, such as 32k"
+    )
+    storage.add_argument(
+        "--draft-vocab-text", nargs="+", metavar="FILE", help="text such as the pair will write, to choose those ids by"
+    )
     storage.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
     storage.add_argument(
         "--context", type=int, metavar="TOKENS", help="longest text of the target (what it was trained for)"
@@ -59,6 +65,14 @@ def add(commands: Any) -> None:
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
     parser.add_argument("--json", action="store_true", help="print the manifest, or the list, as JSON")
     parser.set_defaults(command=_export, usage_error=parser.error)
+
+
+def _count(text: str) -> int:
+    """Read a number of ids, in thousands (1,024) where it ends with a k."""
+    digits, thousands = (text[:-1], 1024) if text[-1:] in "kK" else (text, 1)
+    if not digits.isdecimal() or not int(digits):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ids, expected one such as 32k or 32768")
+    return int(digits) * thousands
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -72,7 +86,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     with ProgressBars() as progress:
         report = export_pair(
-            **{**models, **given(arguments, "context")},
+            **{**models, **given(arguments, "context", "draft_vocab", "draft_vocab_text")},
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,

@@ -50,6 +50,7 @@ class Architecture:
         attention_scale: what scores are multiplied by; ``None`` for 1 / sqrt(head_size).
         residual_scale: what the outputs of attention and MLP are multiplied by.
         logits_scale: what logits are multiplied by.
+        embedding_rows: rows of the embedding where they are not those of lm_head, whose number is then ``vocab_size``.
     """
 
     family: str
@@ -75,6 +76,7 @@ class Architecture:
     attention_scale: float | None = None
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    embedding_rows: int | None = None
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -53,6 +53,7 @@ def read_architecture(file: GgufFile, family: Family, context: int | None) -> Ar
     layers = facts.integer("block_count")
     require_size("layers", layers, facts.where)
     context_length = _context_length(facts, tensors, context)
+    scales = _read_scales(facts, family, layers, hidden, heads, head_size)
     architecture = Architecture(
         family=family.name,
         layers=layers,
@@ -73,7 +74,10 @@ def read_architecture(file: GgufFile, family: Family, context: int | None) -> Ar
         activation=family.activation,
         qk_norm=family.qk_norm,
         post_norms=family.post_norms,
-        **_read_scales(facts, family, layers, hidden, heads, head_size),
+        embedding_scale=scales.get("embedding_scale", 1.0),
+        attention_scale=scales.get("attention_scale"),
+        residual_scale=scales.get("residual_scale", 1.0),
+        logits_scale=scales.get("logits_scale", 1.0),
     )
     facts.refuse_unread()
     return architecture

@@ -151,7 +151,8 @@ def _pack(
     vocabulary_shape = (facts.vocab_size, facts.hidden_size)
     lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
     progress(stage, facts.layers + 1, steps)
-    embedding = packer.embedding(vocabulary_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
+    embedding_shape = (facts.embedding_rows or facts.vocab_size, facts.hidden_size)
+    embedding = packer.embedding(embedding_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
     model = PackedModel(
         embedding=embedding,
         rotary=_rotary(checkpoint, packer),
@@ -226,4 +227,5 @@ def _describe(facts: Architecture) -> ArchitectureRecord:
         sliding_window=facts.window,
         sliding_layers=sum(layer.window is not None for layer in facts.attention),
         tied_embeddings=facts.tied_embeddings,
+        embedding_rows=facts.embedding_rows,
     )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import edge_spec
 from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, Via, new_bundle, read_manifest
-from edge_spec.errors import CheckpointError, EdgeSpecError, PairError
-from edge_spec.export.checkpoint import Checkpoint, encode_text, open_checkpoint
+from edge_spec.errors import CheckpointError, EdgeSpecError
+from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.export.draft_vocabulary import choose_speech
 from edge_spec.export.model import export_model
 from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
 from edge_spec.export.optimum_model import export_optimum_model, optimum_recipe
 from edge_spec.export.progress import Progress, silent
-from edge_spec.export.quality import TEXT
 from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe
 from edge_spec.manifest_check import LARGEST_TEXT
+
+AnyCheckpoint = Checkpoint | OptimumCheckpoint
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def export_pair(
     offline: bool = False,
     via: Via = "native",
     draft_via: Via | None = None,
+    draft_vocab: int | None = None,
+    draft_vocab_text: Sequence[str | os.PathLike[str]] = (),
     progress: Progress = silent,
 ) -> ExportReport:
     """Export ``target`` and ``draft`` to a bundle at ``output``; on any error nothing is left there.
@@ -67,11 +71,13 @@ def export_pair(
         offline: take what is named on the hub from its cache only.
         via: ``"optimum"`` has optimum-onnx export the target, which knows more architectures (docs/optimum.md).
         draft_via: the same for the draft; ``None``: as the target.
+        draft_vocab: ids that the draft proposes at most; ``None`` for all (docs/drafts.md).
+        draft_vocab_text: files of text such as the pair will write, which say what ids those should be.
         progress: told how far the export is.
 
     Raises:
         CheckpointError: a source is missing, damaged or not supported.
-        PairError: the two models do not share a tokenizer.
+        PairError: the draft cannot be written in what the target reads.
         QualityError: a written graph strays too far from the reference.
         BundleError: ``output`` is in the way or cannot be written.
         MissingDependencyError: what ``via`` needs is not installed.
@@ -82,19 +88,26 @@ def export_pair(
     draft_via = draft_via or via
     target_recipe = _find_recipe(recipe, default_target, device, via)
     chosen_draft_recipe = _find_recipe(draft_recipe, default_draft, device, draft_via)
+    if draft_vocab is not None and (isinstance(draft_vocab, bool) or draft_vocab < 1):
+        raise EdgeSpecError(f"draft_vocab is {draft_vocab!r}, expected a number of ids above zero.")
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
         target_checkpoint = _open(target, via, context, offline)
         draft_checkpoint = None if draft is None else _open(draft, draft_via, None, offline)
         vocabulary = target_checkpoint.vocabulary
-        notes = _vocabulary_notes(target_checkpoint, draft_checkpoint)
+        notes = list(_padding_notes(target_checkpoint, draft_checkpoint))
+        speech = None
+        if draft_checkpoint is not None:
+            speech = choose_speech(target_checkpoint, draft_checkpoint, draft_vocab, draft_vocab_text, progress)
+            notes = [*speech.notes, *notes]
         # Not by the tokenizer's own save, whose errors (a full disk) have no type.
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_bytes(_checked_template(vocabulary.chat_template, target_checkpoint.source))
         target_record = _export(target_checkpoint, folder / "target", target_recipe, device, check, progress)
         draft_record = None
-        if draft_checkpoint is not None:
-            draft_record = _export(draft_checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress)
+        if speech is not None:
+            draft_record = _export(speech.checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress)
+            speech.write(folder)
         progress("seal", 0, 1)
         seal(
             Manifest(
@@ -110,26 +123,25 @@ def export_pair(
                 target=target_record,
                 draft=draft_record,
                 files={},
+                draft_vocabulary=None if speech is None else speech.record,
             )
         )
         progress("seal", 1, 1)
-    return ExportReport(Path(output), read_manifest(Path(output)), notes)
+    return ExportReport(Path(output), read_manifest(Path(output)), tuple(notes))
 
 
 def _find_recipe(recipe: str | Recipe | None, default: str, device: Device, via: Via) -> Recipe:
     return optimum_recipe(recipe, device) if via == "optimum" else find_recipe(recipe or default, device)
 
 
-def _open(
-    source: str | os.PathLike[str], via: Via, context: int | None, offline: bool
-) -> Checkpoint | OptimumCheckpoint:
+def _open(source: str | os.PathLike[str], via: Via, context: int | None, offline: bool) -> AnyCheckpoint:
     if via == "optimum":
         return OptimumCheckpoint(source, context, offline)
     return open_checkpoint(source, context, offline)
 
 
 def _export(
-    checkpoint: Checkpoint | OptimumCheckpoint,
+    checkpoint: AnyCheckpoint,
     folder: Path,
     recipe: Recipe,
     device: Device,
@@ -159,35 +171,10 @@ def _checked_template(template: str, source: str) -> bytes:
     return content
 
 
-def _vocabulary_notes(
-    target: Checkpoint | OptimumCheckpoint, draft: Checkpoint | OptimumCheckpoint | None
-) -> tuple[str, ...]:
-    """Return what there is to say about the ids that both models may use. Raises PairError if those differ."""
+def _padding_notes(target: AnyCheckpoint, draft: AnyCheckpoint | None) -> Iterator[str]:
+    """What there is to say about rows of the vocabularies that are no ids."""
     rows, size = target.architecture.vocab_size, target.vocabulary.size
-    notes = []
-    if draft is not None:
-        _require_same_tokenizer(target, draft)
-        notes.append(f"Target and draft share one tokenizer of {size:,} ids.")
-        draft_rows = draft.architecture.vocab_size
-        if draft_rows != rows:
-            notes.append(f"Their vocabularies are padded to {rows:,} and {draft_rows:,} rows.")
+    if draft is not None and draft.architecture.vocab_size != rows:
+        yield f"Their vocabularies are padded to {rows:,} and {draft.architecture.vocab_size:,} rows."
     if size < rows:
-        notes.append(f"Ids {size:,} to {rows - 1:,} are padding and are never sampled.")
-    return tuple(notes)
-
-
-def _require_same_tokenizer(target: Checkpoint | OptimumCheckpoint, draft: Checkpoint | OptimumCheckpoint) -> None:
-    drafts, targets = draft.vocabulary.tokenizer, target.vocabulary.tokenizer
-    theirs, ours = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (drafts, targets))
-    if theirs != ours:
-        differing = min(index for _, index in ours.items() ^ theirs.items())
-        raise PairError(
-            f"Target and draft have different tokenizers: {len(ours):,} and {len(theirs):,} tokens, the first "
-            f"difference at id {differing} ({targets.id_to_token(differing)!r} and "
-            f"{drafts.id_to_token(differing)!r}). Choose a draft of the target's own model family."
-        )
-    if encode_text(target.vocabulary, TEXT, target.source) != encode_text(draft.vocabulary, TEXT, draft.source):
-        raise PairError(
-            "Target and draft have the same tokens but split text differently. "
-            "Choose a draft of the target's own model family."
-        )
+        yield f"Ids {size:,} to {rows - 1:,} are padding and are never sampled."

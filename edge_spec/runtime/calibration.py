@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edge_spec.runtime.call_timer import CallTimer, Clock
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
+from edge_spec.runtime.draft_vocabulary import DraftVocabulary
 from edge_spec.runtime.model import Model
 
 # Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
@@ -76,6 +77,8 @@ def calibrate(
     progress: Progress | None = None,
     clock: Clock = perf_counter,
     most_rows: int = _TARGET_ROWS[-1],
+    vocabulary: DraftVocabulary | None = None,
+    draft_tokens: Sequence[int] | None = None,
 ) -> Calibration:
     """Measure a pair.
 
@@ -89,6 +92,8 @@ def calibrate(
         progress: told the stage and which share of it is done.
         clock: seconds.
         most_rows: rows of the widest call that a round can have.
+        vocabulary: what the columns of the draft's logits stand for; ``None`` for the target's ids, one by one.
+        draft_tokens: the short text in the draft's own tokens, if those are not the target's. Then it is not compared.
     """
     report = progress or (lambda stage, done: None)
     text = list(tokens[: min(_TEXT_TOKENS, max(1, target.context // 4))]) or [0]
@@ -100,7 +105,12 @@ def calibrate(
     if draft is None:
         return Calibration(Costs(costs, None, overhead))
     try:
-        agreement = _compare(draft, text[: draft.context // 2], start)
+        if draft_tokens is None:
+            agreement = _compare(draft, text[: draft.context // 2], start, vocabulary or DraftVocabulary())
+        else:
+            agreement = ()
+            draft.cache.rollback(0)
+            draft.prefill(list(draft_tokens[: draft.context // 2]) or [0])
         draft_costs = _measure_draft(draft, report, clock)
     finally:
         draft.cache.rollback(0)
@@ -153,7 +163,9 @@ def _measure_target(
     return CallCosts(timer.curve()), median(between)
 
 
-def _compare(draft: Model, text: Sequence[int], start: int) -> tuple[tuple[float, bool], ...]:
+def _compare(
+    draft: Model, text: Sequence[int], start: int, vocabulary: DraftVocabulary
+) -> tuple[tuple[float, bool], ...]:
     """Let the draft model read ``text`` and compare its guesses for the tokens from ``start`` on."""
     draft.cache.rollback(0)
     if len(text) <= start:
@@ -164,16 +176,16 @@ def _compare(draft: Model, text: Sequence[int], start: int) -> tuple[tuple[float
     for first in range(start, len(text), COMPARED_ROWS):
         told = text[first : first + COMPARED_ROWS]
         rows = draft.forward(text[first - 1 : first - 1 + len(told)], range(len(told)))
-        pairs += [_compared(row, token) for row, token in zip(rows, told, strict=True)]
+        pairs += [_compared(row, token, vocabulary) for row, token in zip(rows, told, strict=True)]
     return tuple(pairs)
 
 
-def _compared(row: NDArray[np.float32], token: int) -> tuple[float, bool]:
-    """The probability of the likeliest token of a row of logits, float32 [vocab], and whether that is ``token``."""
+def _compared(row: NDArray[np.float32], token: int, vocabulary: DraftVocabulary) -> tuple[float, bool]:
+    """The probability of the likeliest token of a row of logits, float32 [columns], and whether that is ``token``."""
     highest = float(row.max())
     if not np.isfinite(highest):  # a draft that breaks down is never right
         return 0.0, False
-    return 1.0 / float(np.exp(row - highest).sum()), int(row.argmax()) == token
+    return 1.0 / float(np.exp(row - highest).sum()), vocabulary.id_of(int(row.argmax())) == token
 
 
 def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:

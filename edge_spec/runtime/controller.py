@@ -12,7 +12,6 @@ from edge_spec.runtime.context import Context
 from edge_spec.runtime.costs import Costs
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
-from edge_spec.runtime.drafters.model_choice import usual_evidence
 from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
 from edge_spec.runtime.goodput import Goodput, ProbingCredit
 from edge_spec.runtime.proposal import Evidence, Proposal, deferred_evidence
@@ -182,7 +181,7 @@ class Controller:
         written = len(context.tokens) - context.history.prompt_length
         rounds = max(1.0, min(self._room, max(_SHORTEST_HORIZON, written)) / _TOKENS_A_ROUND)
         most = min(most, _LONGEST_CHAIN)
-        outlook = self._outlook(prod(chances), usual_evidence(context), 1 + len(guess), past, cached, most)
+        outlook = self._outlook(model, prod(chances), model.usual_evidence(context), 1 + len(guess), past, cached, most)
         if surely + outlook - rate * catching_up / rounds > gain:
             return most
         verifying = self._costs.verify(2 + len(guess), past) - self._costs.verify(1, past)
@@ -192,10 +191,13 @@ class Controller:
         """How likely each token of the guess is to be accepted if those before it are."""
         return [self._acceptance.estimate(deferred_evidence(depth)) for depth in range(len(guess))]
 
-    def _outlook(self, chance: float, evidence: Evidence, rows: int, past: int, cached: int, most: int) -> float:
+    def _outlook(
+        self, model: ModelDrafter, chance: float, evidence: Evidence, rows: int, past: int, cached: int, most: int
+    ) -> float:
         """What drafting goes on to bring, at best, less what it costs; in tokens.
 
         Args:
+            model: the drafter in question.
             chance: that everything proposed so far is accepted.
             evidence: what speaks for the tokens to come.
             rows: rows the target's call has already.
@@ -205,7 +207,7 @@ class Controller:
         """
         rate = self._rate
         acceptance = self._acceptance.estimate(evidence)
-        step, so_far = self._costs.draft(cached, 1), self._costs.verify(rows, past)
+        step, so_far = model.steps_per_token * self._costs.draft(cached, 1), self._costs.verify(rows, past)
         best = brought = 0.0
         for tokens in range(1, most + 1):
             chance *= acceptance
@@ -226,13 +228,13 @@ class Controller:
     ) -> CandidateTree:
         """Let the model draft while it pays; its tokens, what there was before, and what the free drafters add."""
         past, cached = len(context.tokens) - 1, model.cached(context, guess)
-        usual = usual_evidence(context)
+        usual = model.usual_evidence(context)
         surely = prod(self._chances(guess))
 
         def another(chain: Sequence[Evidence]) -> bool:
             chance = surely * prod(self._acceptance.estimate(reason) for reason in chain)
             rows = 1 + len(guess) + len(chain)
-            return not chain or self._outlook(chance, usual, rows, past, cached, tokens - len(chain)) > 0
+            return not chain or self._outlook(model, chance, usual, rows, past, cached, tokens - len(chain)) > 0
 
         drafted = model.propose(context, Budget(tokens, self._branches, another), guess)
         if drafted.q is not None:

@@ -103,10 +103,11 @@ class DrafterPool:
         """
         costs, acceptance = self._costs, self.acceptance.estimate(("model", "greedy", 0))
         plain = costs.verify(1, past)
+        step = costs.draft(past, 1) * (1.0 if self._model is None else self._model.steps_per_token)
         best = 0.0
         for tokens in range(1, _LONGEST_CHAIN + 1):
             expected = sum(acceptance**depth for depth in range(tokens + 1))
-            seconds = costs.verify(1 + tokens, past) + tokens * costs.draft(past, 1)
+            seconds = costs.verify(1 + tokens, past) + tokens * step
             best = max(best, 1.0 - seconds / (expected * plain))
         return best
 

@@ -21,8 +21,8 @@ from edge_spec.runtime.chat_template import checked_messages
 from edge_spec.runtime.completion import Chunk, Completion, last_completion
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
-from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable
+from edge_spec.runtime.drafters.of_pair import drafter_of_pair
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
@@ -178,10 +178,9 @@ class Engine:
         self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration
         self.context = self._target.context
         self._tokenizer = pair.tokenizer
-        model = None
-        if pair.draft is not None:
-            window, on_call = configuration.draft_window, self.calibration.costs.observe_draft
-            model = ModelDrafter(pair.draft, window, on_call, clock, pair.load_draft)
+        model = drafter_of_pair(
+            pair, self.manifest, configuration.draft_window, self.calibration.costs.observe_draft, clock
+        )
         ngrams = _open_ngrams(ngram_table, self.manifest)
         self._suffix = SuffixDrafter(ngrams)
         free = (self._suffix, RecyclingDrafter())

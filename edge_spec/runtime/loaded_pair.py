@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import Literal
 
-from edge_spec.bundle import Bundle, CacheType, ModelRecord
+from edge_spec.bundle import DRAFT_TOKENIZER, Bundle, CacheType, Manifest, ModelRecord
 from edge_spec.errors import BundleError
 from edge_spec.heap import give_back
 from edge_spec.onnx_runtime import import_onnxruntime
@@ -16,6 +16,7 @@ from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.configuration import Configuration
+from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
@@ -31,7 +32,9 @@ class LoadedPair:
         draft: the other one; ``None`` if there is none, or no room for it.
         load_draft: loads the draft again, once its memory was needed for something else.
         draft_load_seconds: how long that takes.
-        tokenizer: of both.
+        tokenizer: of the target, and of the draft unless that has its own.
+        draft_tokenizer: the draft's own; ``None`` where it reads the target's ids.
+        draft_vocabulary: what the columns of the draft's logits stand for.
         exactness: the level that holds with the target here.
         calibration: what calls of both cost here.
     """
@@ -41,6 +44,8 @@ class LoadedPair:
     load_draft: Callable[[], Model] | None
     draft_load_seconds: float
     tokenizer: TextTokenizer
+    draft_tokenizer: TextTokenizer | None
+    draft_vocabulary: DraftVocabulary
     exactness: Exactness
     calibration: Calibration
 
@@ -76,6 +81,12 @@ def load_pair(
     with notes.of("tokenizer"):
         tokenizer = TextTokenizer(bundle.tokenizer_path)
         give_back()
+    draft_tokenizer, draft_vocabulary = None, WHOLE
+    if configuration.draft:
+        draft_vocabulary = read_draft_vocabulary(bundle)
+        if manifest.draft_vocabulary is not None and manifest.draft_vocabulary.reads == "own tokens":
+            draft_tokenizer = TextTokenizer(bundle.path / DRAFT_TOKENIZER)
+            give_back()
 
     def model(
         record: ModelRecord, context: int, kv: CacheType, exact_rows: bool, fixed_rows: int | None = None
@@ -118,9 +129,18 @@ def load_pair(
             "onnxruntime": import_onnxruntime().__version__,
         }
         text = tokenizer.encode(TEXT)
+        draft_text = None if draft_tokenizer is None else _known(draft_tokenizer.encode(TEXT), manifest)
         calibration = load_or_calibrate(
             key,
-            lambda: calibrate(target, draft, text, progress, most_rows=1 + configuration.widest),
+            lambda: calibrate(
+                target,
+                draft,
+                text,
+                progress,
+                most_rows=1 + configuration.widest,
+                vocabulary=draft_vocabulary,
+                draft_tokens=draft_text,
+            ),
             default_folder(),
             fresh=calibration == "fresh",
         )
@@ -129,7 +149,23 @@ def load_pair(
         if loaded is not None:
             loaded.shrink(loaded.cache)
     give_back()
-    return LoadedPair(target, draft, load_draft, draft_load_seconds, tokenizer, level, calibration)
+    return LoadedPair(
+        target,
+        draft,
+        load_draft,
+        draft_load_seconds,
+        tokenizer,
+        draft_tokenizer,
+        draft_vocabulary,
+        level,
+        calibration,
+    )
+
+
+def _known(tokens: Sequence[int], manifest: Manifest) -> list[int]:
+    """The tokens that the draft's embedding has, whatever its tokenizer says."""
+    speech = manifest.draft_vocabulary
+    return [token for token in tokens if speech is not None and token < speech.size]
 
 
 def _require_exact_integers(bundle: Bundle) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import ceil, exp
 from typing import Literal
 
-from edge_spec.bundle import TOKENIZER, CacheType, Manifest, ModelRecord
+from edge_spec.bundle import DRAFT_TOKENIZER, TOKENIZER, CacheType, Manifest, ModelRecord
 from edge_spec.runtime.calibration import COMPARED_ROWS
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.drafters.ngram_table import NgramTable
@@ -123,6 +123,7 @@ def memory_items(
         return by_law if known is None else replace(by_law, packed=max(0, known - session))
 
     reading = manifest.files[TOKENIZER].bytes
+    draft_reading = manifest.files[DRAFT_TOKENIZER].bytes if draft and DRAFT_TOKENIZER in manifest.files else 0
     target_weights = weights(target, configuration.context, measured.target_weights)
     libraries = MemoryItem("libraries", _LIBRARIES, "law")
     tokenizer = MemoryItem("tokenizer", *_known(measured.tokenizer, _tokenizer(manifest)))
@@ -132,6 +133,8 @@ def memory_items(
         MemoryItem("target weights", target_weights.resident, _basis(measured.target_weights)),
         MemoryItem("target KV cache", target_kv_bytes(manifest, configuration), "exact"),
     ]
+    if draft_reading:
+        items.append(MemoryItem("draft tokenizer", int(_EMPTY_TOKENIZER + _TOKENIZER * draft_reading), "law"))
     draft_weights = _Weights()
     logits = _TARGET_LOGITS * (configuration.widest + 1) * target.architecture.logits_size * 4
     workspace = _workspace(target, configuration.context, configuration.widest + 1, on_gpu)
@@ -156,6 +159,7 @@ def memory_items(
     loaded = libraries.bytes + provider.bytes + tokenizer.bytes + target_weights.packed
     loading = max(
         libraries.bytes + int(_TOKENIZER_READING * reading),
+        libraries.bytes + tokenizer.bytes + int(_TOKENIZER_READING * draft_reading),
         loaded + target_weights.transient + _LOADING_SLACK,
         loaded + draft_weights.packed + draft_weights.transient + _LOADING_SLACK,
     )
@@ -271,11 +275,12 @@ def _embedding(model: ModelRecord, tokens: int, block: int) -> int:
         "int8": (1.0, 4 / 32),
         "int4": (0.5, 4 / block, 0.5 / block),
     }[storage]
-    distinct = min(_HEAPS * tokens**_EXPONENT, facts.logits_size)
+    rows = facts.readable_ids
+    distinct = min(_HEAPS * tokens**_EXPONENT, rows)
     touched = 0.0
     for width in parts:
         row = facts.hidden_size * width
-        pages = facts.logits_size * row / _PAGE
+        pages = rows * row / _PAGE
         # A row that does not begin with a page reaches into one more.
         touched += pages * _PAGE * (1 - exp(-distinct * (row / _PAGE + 1) / pages))
     return int(touched)

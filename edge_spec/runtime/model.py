@@ -81,7 +81,7 @@ class Model:
         self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
         self._exact_rows = exact_rows
         self._fixed_rows = fixed_rows
-        self._vocab_size = bundle.manifest.vocab_size
+        self._columns = bundle.manifest.usable_columns(record)
         self._logits_size = record.architecture.logits_size
         graph = _choose_graph(bundle, record, kv)
         self._takes_trees = graph.tree
@@ -164,7 +164,7 @@ class Model:
                 every token of the cache in any case, and never a later row.
 
         Returns:
-            float32 [R, vocab], valid until the next call.
+            float32 [R, columns that stand for ids], valid until the next call.
 
         Raises:
             ProviderError: ONNX Runtime failed; the cache holds what it held.
@@ -226,7 +226,7 @@ class Model:
         """Run a call wider than the fixed width as several."""
         if mask is not None:
             raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
-        logits = np.empty((len(logit_rows), self._vocab_size), np.float32)
+        logits = np.empty((len(logit_rows), self._columns), np.float32)
         for start in range(0, len(token_ids), width):
             stop = min(start + width, len(token_ids))
             wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
@@ -275,13 +275,13 @@ class Model:
         if self._new_rows is None:
             self.cache.bind(binding)
             bias_type = self._dtype if self._takes_trees else None
-            return CallBuffers(self._ort, binding, rows, bias_type, logits, self._vocab_size)
+            return CallBuffers(self._ort, binding, rows, bias_type, logits, self._columns)
         if rows > self._new_rows.most:
             self._calls.clear()  # they write into the memory that is too small
             self._new_rows = NewRows(self._architecture, rows)
         self.cache.bind(binding, written=False)
         self._new_rows.bind(binding, rows)
-        return ChainCallBuffers(self._ort, binding, rows, logits, self._vocab_size)
+        return ChainCallBuffers(self._ort, binding, rows, logits, self._columns)
 
 
 def _choose_graph(bundle: Bundle, record: ModelRecord, kv: CacheType | None) -> GraphRecord:

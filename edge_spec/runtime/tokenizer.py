@@ -15,6 +15,8 @@ class TextTokenizer:
     Attributes:
         joins_bytes: whether a text is the bytes of its tokens, one after the other. If not, a token's text depends on
             the tokens in front of it (most decoders drop the space in front of the first one).
+        puts_first: whether a text may get a space in front before it is split.
+        special_texts: what special tokens look like where they are written out, by id.
 
     Args:
         path: the file.
@@ -37,6 +39,7 @@ class TextTokenizer:
         # Texts of single tokens that have one. Texts repeat their tokens, and the library takes its time for each.
         self._texts: dict[int, str] = {}
         self.joins_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
+        self.puts_first = not self.joins_bytes or self.decode(self.encode("a", add_special_tokens=False)) != "a"
 
     def _load(self, path: str | Path) -> None:
         from tokenizers import Tokenizer
@@ -48,7 +51,8 @@ class TextTokenizer:
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             added = self._tokenizer.get_added_tokens_decoder()
-            self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+            self.special_texts = {token_id: token.content for token_id, token in added.items() if token.special}
+            self._special = frozenset(self.special_texts)
             self._byte_fallback = self._find_byte_fallback()
 
     @property

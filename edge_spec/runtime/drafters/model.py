@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from edge_spec.errors import LogitsError, ProviderError, RequestError
 from edge_spec.runtime.context import Context
-from edge_spec.runtime.drafters.model_choice import Candidate, choose, laid_out
+from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
+from edge_spec.runtime.drafters.model_choice import Candidate, choose, laid_out, usual_evidence
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.drafters.read_text import ReadText
 from edge_spec.runtime.model import Model
@@ -38,6 +39,7 @@ class ModelDrafter:
         on_call: Callable[[int, int, float], None] = lambda rows, past, seconds: None,
         clock: Callable[[], float] = perf_counter,
         load: Callable[[], Model] | None = None,
+        vocabulary: DraftVocabulary = WHOLE,
     ) -> None:
         """Draft with a model.
 
@@ -47,6 +49,7 @@ class ModelDrafter:
             on_call: told rows, cached tokens and seconds of every call of the model.
             clock: tells the time, in seconds.
             load: loads the model again, once it was given up.
+            vocabulary: what the columns of its logits stand for.
 
         Raises:
             RequestError: the window is too small.
@@ -55,6 +58,7 @@ class ModelDrafter:
         self._on_call = on_call
         self._clock = clock
         self._load = load
+        self._vocabulary = vocabulary
         self._read: ReadText | None = self._begin(model)
 
     @property
@@ -71,6 +75,15 @@ class ModelDrafter:
     def window(self) -> int:
         """Most tokens in the cache."""
         return self._window
+
+    @property
+    def steps_per_token(self) -> float:
+        """Steps of the model for a proposed token."""
+        return 1.0
+
+    def usual_evidence(self, context: Context) -> Evidence:
+        """What speaks for a token of which no more is known than how it will be chosen."""
+        return usual_evidence(context)
 
     def bytes_beyond(self, window: int) -> int:
         """Bytes that :meth:`narrow` would give back."""
@@ -104,11 +117,13 @@ class ModelDrafter:
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
         """How many tokens the draft has to read before it can propose what follows ``context`` and ``prefix``."""
-        return 0 if self._read is None else self._read.unread([*context.tokens, *prefix])
+        text = self._as_read(context, prefix)
+        return 0 if self._read is None else self._read.unread(text)
 
     def cached(self, context: Context, prefix: Sequence[int] = ()) -> int:
         """How many tokens its cache will hold once it has read them."""
-        return 0 if self._read is None else self._read.cached_after([*context.tokens, *prefix])
+        text = self._as_read(context, prefix)
+        return 0 if self._read is None else self._read.cached_after(text)
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """A chain from the draft model, by the request's own sampling parameters, with siblings where they are wanted.
@@ -116,7 +131,7 @@ class ModelDrafter:
         A draft that breaks down costs speed, never the text: where its logits leave no token (NaN), its proposal ends,
         and where ONNX Runtime fails, it is given up.
         """
-        text = [*context.tokens, *prefix]
+        text = self._as_read(context, prefix)
         if self._read is None or budget.tokens <= 0 or not text or not budget.another(()):
             return Proposal()
         try:
@@ -134,6 +149,10 @@ class ModelDrafter:
         if self._read is not None:
             self._read.rollback(length)
 
+    def _as_read(self, context: Context, prefix: Sequence[int]) -> Sequence[int]:
+        """The text as the model reads it."""
+        return [*context.tokens, *prefix]
+
     def _draft(
         self, read: ReadText, text: Sequence[int], context: Context, budget: Budget, prefix: Sequence[int]
     ) -> Proposal:
@@ -147,7 +166,7 @@ class ModelDrafter:
                 break
             logits = read.step(pending)
             try:
-                candidates, law = choose(context, [*prefix, *chain], logits, budget.branches)
+                candidates, law = choose(context, [*prefix, *chain], logits, budget.branches, self._vocabulary)
             except LogitsError:
                 break
             token, reason = candidates[0]

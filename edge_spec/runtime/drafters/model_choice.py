@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
 from edge_spec.runtime.noise import sample_gumbel
 from edge_spec.runtime.proposal import Evidence, Proposal
 from edge_spec.runtime.sampling import probabilities, require_finite
@@ -17,7 +18,7 @@ from edge_spec.runtime.sampling import probabilities, require_finite
 _SIBLINGS = 3
 
 # Where the probabilities that count as the same evidence are parted.
-_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 # What to expect of its tokens before any was verified: of the likeliest, and of the second and third.
 PRIORS: dict[Evidence, float] = {
@@ -39,46 +40,57 @@ def evidence_of(agreement: Iterable[tuple[float, bool]]) -> Iterator[tuple[Evide
     Args:
         agreement: the probability of the draft's likeliest token, and whether it was the target's.
     """
-    return ((("model", "greedy", 0, bisect(_EDGES, share)), agreed) for share, agreed in agreement)
+    return ((("model", "greedy", 0, bisect(EDGES, share)), agreed) for share, agreed in agreement)
 
 
 def choose(
-    context: Context, path: Sequence[int], logits: NDArray[np.float32], branches: bool
+    context: Context,
+    path: Sequence[int],
+    logits: NDArray[np.float32],
+    branches: bool,
+    vocabulary: DraftVocabulary = WHOLE,
 ) -> tuple[Sequence[Candidate], NDArray[np.float32] | None]:
     """Choose the token after ``path``.
 
     Args:
         context: the text so far.
         path: tokens behind the text.
-        logits: float32 [vocab], the draft's own.
+        logits: float32 [columns], the draft's own.
         branches: whether runners-up are wanted.
+        vocabulary: what the columns stand for.
 
     Returns:
-        The token and its runners-up, with their evidence; and the law the token was drawn from, ``None`` if no rule
-        will ask.
+        The token and its runners-up, with their evidence; and the law the token was drawn from, float32 [vocab],
+        ``None`` if no rule will ask.
     """
+    if context.pipeline.active:  # which speaks of the target's ids
+        logits, vocabulary = vocabulary.spread(logits, -np.inf), WHOLE
     processed = context.pipeline.process_row(logits, context.history, path)
     count = _SIBLINGS if branches else 1
     if context.noise is None:
-        tokens = _best(processed, count)
-        require_finite(processed[tokens[0]], 0)
-        peak = processed[tokens[0]]
+        columns = _best(processed, count)
+        require_finite(processed[columns[0]], 0)
+        peak = processed[columns[0]]
         total = float(np.exp(processed - peak).sum())
-        shares = [float(np.exp(processed[token] - peak)) / total for token in tokens]
-        return _with_evidence("greedy", tokens, shares), None
+        shares = [float(np.exp(processed[column] - peak)) / total for column in columns]
+        return _with_evidence("greedy", map(vocabulary.id_of, columns), shares), None
     law = probabilities(processed[None], context.sampling)[0]
     start, node = len(context.tokens), len(path)
     if context.coupled:
-        noise = context.noise.gumbel(start + node, len(law))
+        # A token's noise is that of its id, whichever column it has here.
+        noise = vocabulary.gather(context.noise.gumbel(start + node, vocabulary.size or len(law)))
         if count == 1:
-            tokens = [sample_gumbel(law, noise)]
+            columns = [sample_gumbel(law, noise)]
         else:
             with np.errstate(divide="ignore"):
-                tokens = _best(np.log(law) + noise, count)
-        return _with_evidence("coupled", tokens, [float(law[token]) for token in tokens]), None
-    token = context.noise.round(start).draw_draft(node, law)
+                columns = _best(np.log(law) + noise, count)
+        shares = [float(law[column]) for column in columns]
+        return _with_evidence("coupled", map(vocabulary.id_of, columns), shares), None
     # What is said of a drawn token must not depend on the draw, so it is said of the law.
-    return _with_evidence("drawn", [token], [float(law.max())]), law
+    share = float(law.max())
+    law = vocabulary.spread(law, 0.0)
+    token = context.noise.round(start).draw_draft(node, law)
+    return _with_evidence("drawn", [token], [share]), law
 
 
 def _best(scores: NDArray[np.float32], count: int) -> list[int]:
@@ -95,9 +107,9 @@ def _best(scores: NDArray[np.float32], count: int) -> list[int]:
     return best
 
 
-def _with_evidence(kind: str, tokens: Sequence[int], shares: Sequence[float]) -> list[Candidate]:
+def _with_evidence(kind: str, tokens: Iterable[int], shares: Sequence[float]) -> list[Candidate]:
     return [
-        (token, ("model", kind, rank, bisect(_EDGES, share)))
+        (token, ("model", kind, rank, bisect(EDGES, share)))
         for rank, (token, share) in enumerate(zip(tokens, shares, strict=True))
     ]
 

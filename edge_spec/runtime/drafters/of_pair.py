@@ -1,0 +1,46 @@
+"""The drafter for a pair's draft model, by how that model speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge_spec.bundle import Manifest
+from edge_spec.runtime.calibration import TEXT
+from edge_spec.runtime.drafters.model import ModelDrafter
+from edge_spec.runtime.drafters.reencoded import ReencodedDrafter
+from edge_spec.runtime.drafters.reencoded_text import ReencodedText
+from edge_spec.runtime.loaded_pair import LoadedPair
+
+
+def drafter_of_pair(
+    pair: LoadedPair,
+    manifest: Manifest,
+    window: int,
+    on_call: Callable[[int, int, float], None],
+    clock: Callable[[], float],
+) -> ModelDrafter | None:
+    """Draft with the model of a pair; ``None`` if it has none.
+
+    Args:
+        pair: as loaded; its draft then belongs to the drafter.
+        manifest: what the bundle says of itself.
+        window: most tokens in the draft's cache.
+        on_call: told rows, cached tokens and seconds of every call of the model.
+        clock: tells the time, in seconds.
+    """
+    if pair.draft is None:
+        return None
+    speech = manifest.draft_vocabulary
+    if pair.draft_tokenizer is None or speech is None:
+        return ModelDrafter(pair.draft, window, on_call, clock, pair.load_draft, pair.draft_vocabulary)
+    text = ReencodedText(pair.tokenizer, pair.draft_tokenizer, manifest.vocab_size, speech.size)
+    return ReencodedDrafter(
+        pair.draft,
+        text,
+        text.steps_per_token(TEXT),
+        window=window,
+        on_call=on_call,
+        clock=clock,
+        load=pair.load_draft,
+        vocabulary=pair.draft_vocabulary,
+    )
