@@ -9,20 +9,24 @@ python  := $(strip $(PYTHON))
 runtime := $(strip $(RUNTIME))
 venv    := .venv
 bin     := $(venv)/bin
+optimum := $(venv)/optimum# an environment on top of the other, with what optimum-onnx needs otherwise
 pip     := $(bin)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers format clean
+.PHONY: help demo test test-optimum lint types layers format clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(venv)/demo.stamp ## generate plainly and speculatively side by side, on real weights
 	@$(bin)/edge-spec demo $(ARGS)
 
 test: $(venv)/dev.stamp ## run the tests
 	$(bin)/python -m pytest $(ARGS)
+
+test-optimum: $(venv)/optimum.stamp ## run the tests of exports by way of optimum-onnx
+	$(optimum)/bin/python -m pytest $(or $(strip $(ARGS)),tests/test_optimum_export.py)
 
 lint: $(venv)/dev.stamp ## check style and format
 	$(bin)/ruff check .
@@ -63,4 +67,15 @@ $(venv)/demo.stamp: $(venv)/python.stamp pyproject.toml
 $(venv)/dev.stamp: $(venv)/python.stamp pyproject.toml
 	@echo "Installing what the checks need (the first time only) ..."
 	@$(pip) install --editable '.[$(runtime),export,bench,dev]'
+	@touch $@
+
+# optimum-onnx holds transformers below 4.58, and the other tests want a newer one. Torch and the rest are shared: what
+# this environment does not have itself, it finds in the other.
+$(venv)/optimum.stamp: $(venv)/dev.stamp pyproject.toml
+	@echo "Installing what exports by way of optimum-onnx need (the first time only) ..."
+	@$(bin)/python -m venv --clear --without-pip $(optimum)
+	@packages=$$($(bin)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  echo "import site; site.addsitedir('$$packages')" > \
+	    $$($(optimum)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
+	@$(pip) --python $(optimum)/bin/python install 'optimum-onnx>=0.1'
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,14 +35,16 @@ def _weights_folder() -> Path:
     return Path(os.environ.get("EDGE_SPEC_WEIGHTS") or Path.home() / ".cache" / "edge-spec" / "weights")
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     folder = _weights_folder()
     missing = [file for file in _REAL_WEIGHTS.values() if not (folder / file).is_file()]
-    if not missing:
-        return f"real weights: all in {folder}"
-    return (
-        f"real weights: tests are SKIPPED, since {folder} lacks {', '.join(missing)} (EDGE_SPEC_WEIGHTS names a folder)"
-    )
+    weights = f"real weights: all in {folder}"
+    if missing:
+        lacks = f"{folder} lacks {', '.join(missing)} (EDGE_SPEC_WEIGHTS names a folder)"
+        weights = f"real weights: tests are SKIPPED, since {lacks}"
+    has_optimum = importlib.util.find_spec("optimum") is not None
+    optimum = "installed" if has_optimum else "tests of it are SKIPPED here; 'make test-optimum' runs them"
+    return [weights, f"optimum-onnx: {optimum}"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -193,7 +193,7 @@ def test_a_llama_is_the_same_by_either_way(tmp_path: Path) -> None:
 def test_either_model_of_a_pair_may_come_this_way(tmp_path: Path, target_via: Any, draft_via: Any) -> None:
     reference = random_model(vocab_size=TOKENS)
     checkpoint = save_checkpoint(tmp_path / "target", reference, eos=None)
-    draft = save_checkpoint(tmp_path / "draft", perturbed(reference, 0.05), eos=None)
+    draft = save_checkpoint(tmp_path / "draft", perturbed(reference, 0.001), eos=None)
     report = export_pair(
         checkpoint,
         draft,
@@ -208,9 +208,9 @@ def test_either_model_of_a_pair_may_come_this_way(tmp_path: Path, target_via: An
     text = tokens_of(12)
     expected = Exported(reference, open_bundle(report.path)).greedy(text, 60)
     with edge_spec.load(report.path, threads=1) as engine:
-        found = engine.generate(text, max_new_tokens=60, speculation="model")
+        found = engine.generate(text, max_new_tokens=60, speculation="model", max_draft=4)
         assert list(found.token_ids) == expected
-        assert found.statistics.rounds < 50
+        assert found.statistics.accepted > 30
 
 
 @needs_optimum
