@@ -191,7 +191,7 @@ class _Pool:
     def pieces(self, name: str, shape: tuple[int, ...]) -> Pieces:
         """Yield the blocks of one tensor, some at a time."""
         if len(shape) == 2:
-            spread, middle = (1.4 if "embed" in name or "lm_head" in name else 1.6) / math.sqrt(shape[1]), 0.0
+            spread, middle = (1.4 if "embed" in name or "lm_head" in name else 1.2) / math.sqrt(shape[1]), 0.0
         else:
             spread, middle = 0.3, 1.0 if "norm" in name else 0.0
         if (spread, middle) not in self._encoded:
