@@ -21,7 +21,7 @@ Values = dict[str, npt.NDArray[Any]]
 OnLayer = Callable[[int, Float32Array, Float32Array], None]
 
 # Bytes of weights that ONNX Runtime holds at a time, unless a layer or lm_head alone has more.
-LARGEST_SEGMENT = 256 << 20
+LARGEST_SEGMENT = 64 << 20
 
 _WEIGHT_FOLDER = "session.model_external_initializers_file_folder_path"
 
