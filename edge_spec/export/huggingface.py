@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import check_sizes, tensor_shapes
 from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite, weights_sha256
+from edge_spec.export.config_check import check_config, check_weights
 from edge_spec.export.huggingface_config import read_architecture, text_config
 from edge_spec.export.metadata import Metadata
 from edge_spec.export.safetensors_file import SafetensorsFile
@@ -45,9 +46,11 @@ class HuggingFaceCheckpoint:
         self.source = str(folder) if source is None else source
         self._folder = folder
         self._config = text_config(_read_json(folder / "config.json"))
+        check_config(self._config)
         self._family, self.architecture = read_architecture(self._config, context)
         check_sizes(self.architecture, self._config.where)
         self._shards = _open_shards(folder)
+        check_weights(self._config, self.architecture, _language_tensors(self._shards))
         self._check_tensors()
         self._generation = _read_json(folder / "generation_config.json", required=False)
         # Without do_sample the recommendation is to decode greedily, whatever the other values are.
@@ -97,6 +100,17 @@ class HuggingFaceCheckpoint:
             if shape != expected:
                 raise CheckpointError(f"{shard.path}: tensor {stored!r} has shape {shape}, expected {expected}")
             shard.require_readable(stored)
+
+
+def _language_tensors(shards: Mapping[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
+    """Return the shard of every tensor of the language model, and its name in there, by its name without prefixes."""
+    kinds = ("embed_tokens.", "layers.", "norm.", "lm_head.")
+    return {
+        stored.removeprefix(prefix): (shard, stored)
+        for stored, shard in shards.items()
+        for prefix in _PREFIXES
+        if stored.startswith(prefix) and stored.removeprefix(prefix).startswith(kinds)
+    }
 
 
 def _read(path: Path, limit: int) -> bytes:
