@@ -89,7 +89,7 @@ def folder(originals: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(originals["llama"], tmp_path / "model")
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_changed_field_gives_the_model_of_transformers_or_an_error_that_names_it(
     data: st.DataObject, originals: dict[str, Path]
