@@ -96,7 +96,7 @@ def check_config(config: Metadata) -> None:
             raise UnsupportedError(f"{config.where}: {key!r} is {config[key]!r}, which asks for {kind}: not supported")
     for key in _NEVER_SET:
         if config.get(key) is not None:
-            raise UnsupportedError(f"{config.where}: {key!r} is {config[key]!r}, which is not supported; expected null")
+            raise UnsupportedError(f"{config.where}: {key} is {config[key]!r}, which is not supported; expected null")
     for key in _OBJECTS:
         if config.get(key) is not None and not isinstance(config[key], Mapping):
             raise CheckpointError(f"{config.where}: {key!r} is {config[key]!r}, expected an object")
@@ -138,8 +138,8 @@ def _check_heads(config: Metadata, sizes: Mapping[str, int | None]) -> None:
     rotated = head_size * share
     if rotated > head_size or int(rotated) % _HEAD_SIZE_STEP or head_size % _HEAD_SIZE_STEP:
         raise UnsupportedError(
-            f"{config.where}: {origin} {head_size}, of which 'partial_rotary_factor' {share:g} rotates {int(rotated)}; "
-            f"supported are multiples of {_HEAD_SIZE_STEP}"
+            f"{config.where}: {origin} {head_size}, and with a 'partial_rotary_factor' of {share:g}, {int(rotated)} elements "
+            f"of heads of {head_size} are to be rotated; supported are multiples of {_HEAD_SIZE_STEP}"
         )
 
 
