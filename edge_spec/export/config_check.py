@@ -138,8 +138,8 @@ def _check_heads(config: Metadata, sizes: Mapping[str, int | None]) -> None:
     rotated = head_size * share
     if rotated > head_size or int(rotated) % _HEAD_SIZE_STEP or head_size % _HEAD_SIZE_STEP:
         raise UnsupportedError(
-            f"{config.where}: {origin} {head_size}, and with a 'partial_rotary_factor' of {share:g}, {int(rotated)} elements "
-            f"of heads of {head_size} are to be rotated; supported are multiples of {_HEAD_SIZE_STEP}"
+            f"{config.where}: {origin} {head_size}, and with a 'partial_rotary_factor' of {share:g}, {int(rotated)} "
+            f"elements of heads of {head_size} are to be rotated; supported are multiples of {_HEAD_SIZE_STEP}"
         )
 
 
