@@ -353,7 +353,7 @@ def test_the_context_decides_between_the_factors_of_longrope(
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"hidden_size": "32"}, "'32'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
-        ({"num_hidden_layers": 3}, "lacks tensor 'model.layers.2"),
+        ({"num_hidden_layers": 3}, "'num_hidden_layers' is 3, but the weights hold 2 layers"),
         ({"num_key_value_heads": 3}, "cannot share"),
         ({"vocab_size": 41}, r"shape \(40, 32\), expected \(41, 32\)"),
         ({"tie_word_embeddings": "yes"}, "true or false"),

@@ -108,7 +108,7 @@ def _with_rows(draft: Checkpoint | OptimumCheckpoint) -> Checkpoint:
     """A checkpoint whose vocabulary can be written row by row. Raises PairError if it is not."""
     if isinstance(draft, OptimumCheckpoint):
         raise PairError(
-            f"{draft.source} cannot be written with a part of its vocabulary, or with other ids than its own, by way of "
+            f"{draft.source} cannot be written with a part of its vocabulary, or other ids than its own, by way of "
             "optimum; leave out --draft-vocab, or choose a draft of the target's own model family."
         )
     return draft

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
 from edge_spec.errors import CheckpointError
 from edge_spec.export.architecture import check_sizes, tensor_shapes
 from edge_spec.export.checkpoint import Float32Array, Vocabulary, require_finite
+from edge_spec.export.config_check import check_config, check_weights
 from edge_spec.export.huggingface_config import read_architecture, text_config
 from edge_spec.export.huggingface_folder import HuggingFaceFolder
 from edge_spec.export.safetensors_file import SafetensorsFile
 
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_LARGEST_JSON = 64 << 20  # bytes; the index of a large checkpoint has some megabytes
 # The bare name is that of a checkpoint saved without its head; the others those of a model that also sees pictures.
 _PREFIXES = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-_SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p")}
 
 
 class HuggingFaceCheckpoint:
@@ -38,8 +36,10 @@ class HuggingFaceCheckpoint:
         self.source = str(folder) if source is None else source
         self._folder = HuggingFaceFolder(folder)
         config = text_config(self._folder.config)
+        check_config(config)
         self._family, self.architecture = read_architecture(config, context)
         check_sizes(self.architecture, config.where)
+        check_weights(config, self.architecture, _language_tensors(self._folder.shards))
         self._check_tensors()
         self.default_sampling = self._folder.default_sampling
 
@@ -86,3 +86,14 @@ class HuggingFaceCheckpoint:
             if shape != expected:
                 raise CheckpointError(f"{shard.path}: tensor {stored!r} has shape {shape}, expected {expected}")
             shard.require_readable(stored)
+
+
+def _language_tensors(shards: Mapping[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
+    """Return the shard of every tensor of the language model, and its name in there, by its name without prefixes."""
+    kinds = ("embed_tokens.", "layers.", "norm.", "lm_head.")
+    return {
+        stored.removeprefix(prefix): (shard, stored)
+        for stored, shard in shards.items()
+        for prefix in _PREFIXES
+        if stored.startswith(prefix) and stored.removeprefix(prefix).startswith(kinds)
+    }
