@@ -14,6 +14,7 @@ from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import TEXT as CALIBRATION_TEXT
 from edge_spec.export.cache_scales import cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
+from edge_spec.export.conditioning import Conditioner
 from edge_spec.export.decoder import read_layer
 from edge_spec.export.graph import build_graph
 from edge_spec.export.graph_run import run_graph
@@ -73,7 +74,8 @@ def export_model(
     signed_integers = not integer_products_saturate()
     with open_weight_file(folder / WEIGHTS) as weights:
         packer = Packer(weights, recipe, device, signed_integers)
-        model, reference_logits = _pack(checkpoint, packer, text_ids, f"export {folder.name}", progress)
+        conditioner = Conditioner(checkpoint, recipe)
+        model, reference_logits = _pack(checkpoint, packer, conditioner, text_ids, f"export {folder.name}", progress)
     facts, files = checkpoint.architecture, _GRAPH_FILES[device]
     plain = [file for file in files if file.kv != "int8"]
     rounded = [file for file in files if file.kv == "int8"]
@@ -110,6 +112,7 @@ def export_model(
 def _pack(
     checkpoint: Checkpoint,
     packer: Packer,
+    conditioner: Conditioner,
     text_ids: npt.NDArray[np.int64] | None,
     stage: str,
     progress: Progress,
@@ -127,7 +130,7 @@ def _pack(
         layer = read_layer(checkpoint, index)
         if reference is not None:
             reference.run_layer(layer)
-        layers.append(packer.layer(index, layer))
+        layers.append(packer.layer(index, conditioner.layer(layer)))
     progress(stage, facts.layers, steps)
 
     final_norm = checkpoint.tensor("norm.weight")
@@ -139,10 +142,10 @@ def _pack(
         rows = checkpoint.rows(head_name, start, stop)
         if hidden is not None and logits is not None:
             np.matmul(hidden, rows.T, out=logits[:, start:stop])
-        return rows
+        return conditioner.head_rows(rows, final_norm)
 
     def read_embedding_rows(start: int, stop: int) -> Float32Array:
-        return checkpoint.rows("embed_tokens.weight", start, stop)
+        return conditioner.embedding_rows(checkpoint.rows("embed_tokens.weight", start, stop))
 
     vocabulary_shape = (facts.vocab_size, facts.hidden_size)
     lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
@@ -157,7 +160,7 @@ def _pack(
         embedding=embedding,
         rotary=(packer.vector("rotary_cos", cos), packer.vector("rotary_sin", sin)),
         layers=tuple(layers),
-        final_norm=packer.vector("final_norm", final_norm),
+        final_norm=packer.vector("final_norm", conditioner.final_norm(final_norm)),
         lm_head=lm_head,
     )
     progress(stage, steps, steps)

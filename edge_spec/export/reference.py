@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,16 @@ from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.rope import rotary_tables
 
 Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a text's tokens bring to each matrix of a layer, float32 [tokens, in]."""
+
+    qkv: Float32Array
+    output: Float32Array
+    gate_up: Float32Array
+    down: Float32Array
 
 
 class Float32Reference:
@@ -21,13 +33,16 @@ class Float32Reference:
         self._hidden = embeddings
         self._cos, self._sin = rotary_tables(architecture.rope, architecture.head_size, len(embeddings))
 
-    def run_layer(self, layer: DecoderLayer) -> None:
-        """Send the hidden states through one layer."""
-        attended = self._attend(self._norm(layer.input_norm), layer)
+    def run_layer(self, layer: DecoderLayer) -> LayerInputs:
+        """Send the hidden states through one layer, and return what they brought to its matrices."""
+        normed = self._norm(layer.input_norm)
+        attended = self._attend(normed, layer)
         self._hidden = self._hidden + _linear(attended, layer.output, layer.output_bias)
-        gate, up = np.split(_linear(self._norm(layer.mlp_norm), layer.gate_up, layer.gate_up_bias), 2, axis=1)
+        mlp_input = self._norm(layer.mlp_norm)
+        gate, up = np.split(_linear(mlp_input, layer.gate_up, layer.gate_up_bias), 2, axis=1)
         activated = gate / (1 + np.exp(-gate)) * up
         self._hidden = self._hidden + _linear(activated, layer.down, layer.down_bias)
+        return LayerInputs(normed, attended, mlp_input, activated)
 
     def final_hidden(self, gain: Float32Array) -> Float32Array:
         """Return the normalized final hidden states, float32 [tokens, hidden]."""
