@@ -11,7 +11,7 @@ from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.reference import Float32Reference
 from edge_spec.export.rotation import Rotation, rotate_layer
-from edge_spec.export.smoothing import smooth_layer
+from edge_spec.export.smoothing import LayerImportance, mean_square, smooth_layer
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -39,17 +39,18 @@ _MOST_TOKENS = 256
 class Conditioner:
     """Rewrites the weights of one model so that they compute the same and lose less when rounded by its recipe.
 
-    The residual stream is rotated as a whole, so every layer, the embedding and lm_head must pass through here. Only
-    recipes with ``w8a8`` gain: where each block of a row has its own scale, outliers do little harm.
+    With ``w8a8`` in the recipe the residual stream is rotated as a whole, so every layer, the embedding and lm_head must
+    pass through here. Blocks of int4 do not gain by that: each has its own scale, so outliers do little harm.
     """
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
         """Start the calibration text through the model."""
         facts = checkpoint.architecture
         self._facts, self._recipe = facts, recipe
-        self._active = "w8a8" in recipe.formats.values()
-        self._rotation = Rotation(facts.hidden_size) if self._active else None
-        if self._active:
+        matrices = (recipe.attention, recipe.mlp_up, recipe.mlp_down, recipe.lm_head)
+        self._rotation = Rotation(facts.hidden_size) if "w8a8" in matrices else None
+        self._text: Float32Reference | None = None
+        if {"w8a8", "int4"}.intersection(matrices):
             ids = encode_text(checkpoint.vocabulary, TEXT + OTHER_TEXT, checkpoint.source)
             embedded = [
                 checkpoint.rows("embed_tokens.weight", token, token + 1)
@@ -57,10 +58,10 @@ class Conditioner:
             ]
             self._text = Float32Reference(facts, np.concatenate(embedded))
 
-    def layer(self, layer: DecoderLayer) -> DecoderLayer:
-        """Rewrite the next layer."""
-        if not self._active:
-            return layer
+    def layer(self, layer: DecoderLayer) -> tuple[DecoderLayer, LayerImportance | None]:
+        """Rewrite the next layer, and say how large the inputs of its matrices are."""
+        if self._text is None:
+            return layer, None
         inputs = self._text.run_layer(layer)
         if self._rotation is not None:
             layer, inputs = rotate_layer(layer, inputs, self._rotation)
@@ -69,6 +70,14 @@ class Conditioner:
     def final_norm(self, gain: Float32Array) -> Float32Array:
         """Return the gain the final norm is stored with, float32 [hidden]."""
         return gain if self._rotation is None else np.ones_like(gain)
+
+    def head_importance(self, gain: Float32Array) -> Float32Array | None:
+        """Mean square of each input of lm_head once all layers have passed, float32 [hidden]."""
+        if self._text is None:
+            return None
+        if self._rotation is None:
+            return mean_square(self._text.final_hidden(gain))
+        return mean_square(self._rotation.rows(self._text.final_hidden(np.ones_like(gain))))
 
     def head_rows(self, rows: Float32Array, gain: Float32Array) -> Float32Array:
         """Rewrite rows of lm_head, float32 [rows, hidden], behind a norm that has ``gain`` in the checkpoint."""

@@ -130,7 +130,7 @@ def _pack(
         layer = read_layer(checkpoint, index)
         if reference is not None:
             reference.run_layer(layer)
-        layers.append(packer.layer(index, conditioner.layer(layer)))
+        layers.append(packer.layer(index, *conditioner.layer(layer)))
     progress(stage, facts.layers, steps)
 
     final_norm = checkpoint.tensor("norm.weight")
@@ -148,7 +148,7 @@ def _pack(
         return conditioner.embedding_rows(checkpoint.rows("embed_tokens.weight", start, stop))
 
     vocabulary_shape = (facts.vocab_size, facts.hidden_size)
-    lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
+    lm_head = packer.lm_head(vocabulary_shape, read_head_rows, conditioner.head_importance(final_norm))
     progress(stage, facts.layers + 1, steps)
     embedding = packer.embedding(vocabulary_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
     # One more than the context: the padding row of a target call lies behind the last token.

@@ -11,8 +11,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_spec.export.decoder import DecoderLayer
-from edge_spec.export.quantize import quantize_blocks, quantize_blocks_with_zero_points, quantize_channels
+from edge_spec.export.quantize import (
+    quantize_blocks,
+    quantize_blocks_by_importance,
+    quantize_blocks_with_zero_points,
+    quantize_channels,
+)
 from edge_spec.export.recipe import Device, EmbeddingFormat, MatrixFormat, Recipe
+from edge_spec.export.smoothing import LayerImportance
 from edge_spec.export.weights import WeightFile
 
 Float32Array = npt.NDArray[np.float32]
@@ -103,12 +109,13 @@ class Packer:
         """Store a norm gain, a bias or a table in the compute type."""
         return self._weights.append(name, values.astype(self._compute_dtype))
 
-    def layer(self, index: int, layer: DecoderLayer) -> PackedLayer:
-        """Store one decoder layer."""
+    def layer(self, index: int, layer: DecoderLayer, importance: LayerImportance | None = None) -> PackedLayer:
+        """Store one decoder layer; int4 blocks are fitted to how large the inputs are, if that is known."""
         prefix = f"layers.{index}."
 
         def matrix(name: str, weight: Float32Array, storage: MatrixFormat) -> PackedMatrix:
-            return self._matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage)
+            known = None if importance is None else getattr(importance, name)
+            return self._matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage, known)
 
         def bias(name: str, values: Float32Array | None) -> ir.TensorProtocol | None:
             return None if values is None else self.vector(f"{prefix}{name}.bias", values)
@@ -127,9 +134,11 @@ class Packer:
             down_bias=bias("down", layer.down_bias),
         )
 
-    def lm_head(self, shape: tuple[int, int], read_rows: ReadRows) -> PackedMatrix:
+    def lm_head(
+        self, shape: tuple[int, int], read_rows: ReadRows, importance: Float32Array | None = None
+    ) -> PackedMatrix:
         """Store the output projection [vocab, hidden], reading a few thousand rows at a time."""
-        return self._matrix("lm_head", shape, read_rows, self._recipe.lm_head)
+        return self._matrix("lm_head", shape, read_rows, self._recipe.lm_head, importance)
 
     def embedding(
         self, shape: tuple[int, int], read_rows: ReadRows, tied_lm_head: PackedMatrix | None
@@ -158,12 +167,19 @@ class Packer:
             parts["weight"] = parts["weight"].reshape(vocab_size, -1)[:, :row_bytes]
         return PackedEmbedding(storage, self._append("embedding", parts), block_size)
 
-    def _matrix(self, name: str, shape: tuple[int, ...], read_rows: ReadRows, storage: MatrixFormat) -> PackedMatrix:
+    def _matrix(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        read_rows: ReadRows,
+        storage: MatrixFormat,
+        importance: Float32Array | None,
+    ) -> PackedMatrix:
         outputs, inputs = shape
 
         def quantize(rows: Float32Array) -> Parts:
             if storage == "int4":
-                return self._int4(rows)
+                return self._int4(rows, importance)
             if storage == "w8a8":
                 return dict(zip(("weight", "scale"), quantize_channels(rows, self._signed_integers), strict=True))
             return {"weight": rows.T.astype(_FLOAT_TYPES[storage])}
@@ -173,8 +189,11 @@ class Packer:
         parts = _concatenate([quantize(rows) for rows in _row_blocks(outputs, read_rows)], axis)
         return PackedMatrix(storage, inputs, outputs, self._append(name, parts), self._recipe.block_size)
 
-    def _int4(self, rows: Float32Array) -> Parts:
+    def _int4(self, rows: Float32Array, importance: Float32Array | None = None) -> Parts:
         block_size = self._recipe.block_size
+        if importance is not None:
+            fitted = quantize_blocks_by_importance(rows, importance, block_size, self._zero_points)
+            return dict(zip(("weight", "scale", "zero_point"), fitted, strict=False))
         if self._zero_points:
             parts = quantize_blocks_with_zero_points(rows, block_size)
             return dict(zip(("weight", "scale", "zero_point"), parts, strict=True))

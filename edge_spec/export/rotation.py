@@ -43,9 +43,7 @@ class Rotation:
         return np.ascontiguousarray(self.rows(np.ascontiguousarray(x.T)).T)
 
 
-def rotate_layer(
-    layer: DecoderLayer, inputs: LayerInputs, rotation: Rotation
-) -> tuple[DecoderLayer, LayerInputs]:
+def rotate_layer(layer: DecoderLayer, inputs: LayerInputs, rotation: Rotation) -> tuple[DecoderLayer, LayerInputs]:
     """Make a layer read and write the rotated residual stream.
 
     Args:
