@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,13 +162,28 @@ def test_outliers_of_a_channel_are_shared_with_its_weights() -> None:
     assert error(x, weight, scale) < error(x, weight, np.ones(128)) / 20
 
 
-def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["w8a8", "int4"])
+def test_the_same_checkpoint_gives_the_same_bytes(recipe: str, tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", random_model("qwen2"))
     digests = set()
     for name in ("first", "second"):
-        path = export_pair(checkpoint, None, tmp_path / name, recipe="w8a8").path
+        path = export_pair(checkpoint, None, tmp_path / name, recipe=recipe, check=False).path
         digests.add(hashlib.sha256((path / "target" / "model.onnx.data").read_bytes()).hexdigest())
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("recipe", ["w8a8", "int4", "int4-128"])
+def test_conditioning_adds_nothing_to_the_graph(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", random_model("qwen2"))
+    graphs = []
+    for name in ("conditioned", "plain"):
+        path = export_pair(checkpoint, None, tmp_path / name, recipe=recipe, check=False).path
+        model = onnx.load(path / "target" / "model.onnx", load_external_data=False)
+        nodes = [(node.op_type, list(node.input), list(node.output)) for node in model.graph.node]
+        weights = [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in model.graph.initializer]
+        graphs.append((nodes, weights))
+        monkeypatch.setattr("edge_spec.export.model.Conditioner", lambda c, recipe: Conditioner(c, RECIPES["fp32"]))
+    assert graphs[0] == graphs[1]
 
 
 def test_outliers_of_the_residual_stream_cost_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ _MOST_TOKENS = 256
 class Conditioner:
     """Rewrites the weights of one model so that they compute the same and lose less when rounded by its recipe.
 
-    With ``w8a8`` in the recipe the residual stream is rotated as a whole, so every layer, the embedding and lm_head must
-    pass through here. Blocks of int4 do not gain by that: each has its own scale, so outliers do little harm.
+    With ``w8a8`` in the recipe the residual stream is rotated as a whole, so every layer, the embedding and lm_head
+    must pass through here. Blocks of int4 do not gain by that: each has its own scale, so outliers do little harm.
     """
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:

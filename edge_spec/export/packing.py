@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,10 +105,16 @@ class Packer:
         self._compute_dtype = np.float32 if device == "cpu" else np.float16
         self._zero_points = device == "cpu"
         self._signed_integers = signed_integers
+        self._vectors: dict[bytes, ir.ExternalTensor] = {}
 
     def vector(self, name: str, values: Float32Array) -> ir.TensorProtocol:
-        """Store a norm gain, a bias or a table in the compute type."""
-        return self._weights.append(name, values.astype(self._compute_dtype))
+        """Store a norm gain, a bias or a table in the compute type. Equal ones, such as gains of one, share bytes."""
+        stored = values.astype(self._compute_dtype)
+        key = hashlib.sha256(stored.tobytes()).digest()
+        if key in self._vectors:
+            return self._weights.alias(self._vectors[key], name, stored.shape)
+        self._vectors[key] = self._weights.append(name, stored)
+        return self._vectors[key]
 
     def layer(self, index: int, layer: DecoderLayer, importance: LayerImportance | None = None) -> PackedLayer:
         """Store one decoder layer; int4 blocks are fitted to how large the inputs are, if that is known."""

@@ -14,8 +14,8 @@ UInt8Array = npt.NDArray[np.uint8]
 
 _SMALLEST = np.finfo(np.float32).tiny
 
-# How many steps the range of a block is first divided into. Fifteen cover it; more leave out its ends, so that all other
-# values get finer steps.
+# How many steps the range of a block is first divided into. Fifteen cover it; more leave out its ends, so that all
+# other values get finer steps.
 _STEPS = (15.0, 16.2, 18.0, 21.0)
 # The same from zero to the value of largest magnitude, where the grid is symmetric: eight cover it.
 _SYMMETRIC_STEPS = (8.0, 7.5, 8.7, 9.6)
