@@ -23,6 +23,7 @@ class Rotation:
 
     def __init__(self, size: int) -> None:
         """Any size will do; powers of two in it become Hadamard matrices, the odd rest a cosine transform."""
+        self.size = size
         twos = (size & -size).bit_length() - 1
         odd = size >> twos
         # Factors of about equal size cost least.
@@ -36,7 +37,8 @@ class Rotation:
         """Return x R, float32 [rows, size]."""
         left, right = len(self._left), len(self._right)
         product = ((x * self._signs).reshape(-1, right) @ self._right).reshape(len(x), left, right)
-        return np.matmul(self._left, product).reshape(x.shape)
+        rotated: Float32Array = np.matmul(self._left, product).reshape(x.shape)
+        return rotated
 
     def columns(self, x: Float32Array) -> Float32Array:
         """Return R^T x, float32 [size, columns]."""
@@ -81,12 +83,44 @@ def rotate_layer(layer: DecoderLayer, inputs: LayerInputs, rotation: Rotation) -
     )
 
 
+def rotate_values(
+    layer: DecoderLayer, inputs: LayerInputs, kv_heads: int, rotation: Rotation
+) -> tuple[DecoderLayer, LayerInputs]:
+    """Rotate what every head of v gives, and undo it in the output projection: attention only takes means of it.
+
+    Args:
+        layer: float32 weights, without a norm on v.
+        inputs: what a text brings to its matrices.
+        kv_heads: heads of v, which are the last rows of qkv.
+        rotation: of a head.
+
+    Returns:
+        The layer, and what the same text brings to its matrices now.
+    """
+    size = rotation.size
+    qkv = layer.qkv.copy()
+    for head in range(1, kv_heads + 1):
+        rows = slice(len(qkv) - head * size, len(qkv) - (head - 1) * size)
+        qkv[rows] = rotation.columns(qkv[rows])
+    qkv_bias = layer.qkv_bias
+    if qkv_bias is not None:
+        query_and_key = len(qkv_bias) - kv_heads * size
+        values = rotation.rows(qkv_bias[query_and_key:].reshape(kv_heads, size))
+        qkv_bias = np.concatenate([qkv_bias[:query_and_key], values.reshape(-1)])
+
+    def by_head(x: Float32Array) -> Float32Array:
+        return rotation.rows(x.reshape(-1, size)).reshape(x.shape)
+
+    rotated = replace(layer, qkv=qkv, qkv_bias=qkv_bias, output=by_head(layer.output))
+    return rotated, replace(inputs, output=by_head(inputs.output))
+
+
 def _hadamard(twos: int) -> Float32Array:
     """The symmetric Hadamard matrix of size 2 ** twos, scaled to be orthogonal."""
-    matrix = np.ones((1, 1), np.float32)
+    signs = np.ones((1, 1), np.float32)
     for _ in range(twos):
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]]) / np.float32(np.sqrt(2))
-    return matrix.astype(np.float32)
+        signs = np.kron(np.array([[1, 1], [1, -1]], np.float32), signs)
+    return signs / np.float32(np.sqrt(1 << twos))
 
 
 def _cosines(size: int) -> Float32Array:
@@ -94,4 +128,5 @@ def _cosines(size: int) -> Float32Array:
     row, column = np.arange(size)[:, None], np.arange(size)
     matrix = np.cos(np.pi * (2 * row + 1) * column / (2 * size)) * np.sqrt(2 / size)
     matrix[:, 0] = np.sqrt(1 / size)
-    return matrix.astype(np.float32)
+    orthogonal: Float32Array = matrix.astype(np.float32)
+    return orthogonal
