@@ -10,7 +10,7 @@ from edge_spec.export.checkpoint import Checkpoint, encode_text
 from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.reference import Float32Reference
-from edge_spec.export.rotation import Rotation, rotate_layer, rotate_values
+from edge_spec.export.rotation import Rotation, rotate_layer
 from edge_spec.export.smoothing import LayerImportance, mean_square, smooth_layer
 
 Float32Array = npt.NDArray[np.float32]
@@ -65,7 +65,6 @@ class Conditioner:
         inputs = self._text.run_layer(layer)
         if self._rotation is not None:
             layer, inputs = rotate_layer(layer, inputs, self._rotation)
-            layer, inputs = rotate_values(layer, inputs, self._facts.kv_heads, Rotation(self._facts.head_size))
         return smooth_layer(layer, inputs, self._facts.kv_heads, self._facts.head_size, self._recipe)
 
     def final_norm(self, gain: Float32Array) -> Float32Array:

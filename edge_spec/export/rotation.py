@@ -23,7 +23,6 @@ class Rotation:
 
     def __init__(self, size: int) -> None:
         """Any size will do; powers of two in it become Hadamard matrices, the odd rest a cosine transform."""
-        self.size = size
         twos = (size & -size).bit_length() - 1
         odd = size >> twos
         # Factors of about equal size cost least.
@@ -81,38 +80,6 @@ def rotate_layer(layer: DecoderLayer, inputs: LayerInputs, rotation: Rotation) -
     return rotated, replace(
         inputs, qkv=read(inputs.qkv, layer.input_norm), gate_up=read(inputs.gate_up, layer.mlp_norm)
     )
-
-
-def rotate_values(
-    layer: DecoderLayer, inputs: LayerInputs, kv_heads: int, rotation: Rotation
-) -> tuple[DecoderLayer, LayerInputs]:
-    """Rotate what every head of v gives, and undo it in the output projection: attention only takes means of it.
-
-    Args:
-        layer: float32 weights, without a norm on v.
-        inputs: what a text brings to its matrices.
-        kv_heads: heads of v, which are the last rows of qkv.
-        rotation: of a head.
-
-    Returns:
-        The layer, and what the same text brings to its matrices now.
-    """
-    size = rotation.size
-    qkv = layer.qkv.copy()
-    for head in range(1, kv_heads + 1):
-        rows = slice(len(qkv) - head * size, len(qkv) - (head - 1) * size)
-        qkv[rows] = rotation.columns(qkv[rows])
-    qkv_bias = layer.qkv_bias
-    if qkv_bias is not None:
-        query_and_key = len(qkv_bias) - kv_heads * size
-        values = rotation.rows(qkv_bias[query_and_key:].reshape(kv_heads, size))
-        qkv_bias = np.concatenate([qkv_bias[:query_and_key], values.reshape(-1)])
-
-    def by_head(x: Float32Array) -> Float32Array:
-        return rotation.rows(x.reshape(-1, size)).reshape(x.shape)
-
-    rotated = replace(layer, qkv=qkv, qkv_bias=qkv_bias, output=by_head(layer.output))
-    return rotated, replace(inputs, output=by_head(inputs.output))
 
 
 def _hadamard(twos: int) -> Float32Array:
