@@ -23,7 +23,7 @@ from edge_spec.plain_file import NotPlainError, file_size, open_plain, sha256_of
 from edge_spec.record_json import decode, parse_json, shown
 
 # Raised whenever the manifest or the contract of the graphs changes; a bundle of another version is refused.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"

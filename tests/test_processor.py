@@ -56,3 +56,33 @@ def test_seven_bit_weights_are_exact_on_every_processor() -> None:
     a = np.full((2, 64), 255, np.uint8)
     b = np.tile(np.array([63, -64], np.int8), (64, 8))
     np.testing.assert_array_equal(integer_product(a, b), exact(a, b))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 17])
+@pytest.mark.parametrize("inputs", [64, 97, 8960])
+def test_unsigned_weights_around_128_are_exact_on_every_processor(rows: int, inputs: int) -> None:
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    helper, types, contrib = onnx.helper, onnx.TensorProto, "com.microsoft"
+    rng = np.random.default_rng(inputs + rows)
+    # The ends of both ranges, in every order, and rows and columns of nothing else.
+    a = rng.choice(np.array([1, 255], np.uint8), (rows, inputs))
+    b = rng.choice(np.array([1, 255], np.uint8), (inputs, 24))
+    a[0], b[:, 0], b[:, 1] = 255, 255, 1
+    constants = {"one": np.float32(1), "scales": np.ones(24, np.float32), "middle": np.uint8(128), "b": b}
+    node = helper.make_node(
+        "MatMulIntegerToFloat", ["a", "b", "one", "scales", "middle", "middle"], ["y"], domain=contrib
+    )
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [helper.make_tensor_value_info("a", types.UINT8, a.shape)],
+        [helper.make_tensor_value_info("y", types.FLOAT, [rows, 24])],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(contrib, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = (a.astype(np.int64) - 128) @ (b.astype(np.int64) - 128)
+    # Float32 holds integers up to 2**24 exactly; the largest sums are beyond, rounded once.
+    np.testing.assert_array_equal(session.run(None, {"a": a})[0], wanted.astype(np.float32))

@@ -24,7 +24,7 @@ LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).tiny)
 # Rounding in float32 on the way to the grid, relative to the bound; and what is as good as zero.
 SLACK = 1 + 1e-4
-NOTHING = 16 * SMALLEST
+NOTHING = 128 * SMALLEST
 
 ordinary = st.floats(-10, 10, width=32)
 extreme = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, SMALLEST, -1e-40, 1e-30, 1.0, -3e38, LARGEST, -LARGEST])

@@ -14,6 +14,7 @@ from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import TEXT as CALIBRATION_TEXT
 from edge_spec.export.cache_scales import CacheScales, cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
+from edge_spec.export.conditioning import Conditioner
 from edge_spec.export.decoder import read_final_norm, read_layer
 from edge_spec.export.graph import build_graph
 from edge_spec.export.graph_run import run_graph
@@ -73,7 +74,8 @@ def export_model(
     signed_integers = not integer_products_saturate()
     with open_weight_file(folder / WEIGHTS) as weights:
         packer = Packer(weights, recipe, device, signed_integers)
-        model, reference_logits = _pack(checkpoint, packer, text_ids, f"export {folder.name}", progress)
+        conditioner = Conditioner(checkpoint, recipe)
+        model, reference_logits = _pack(checkpoint, packer, conditioner, text_ids, f"export {folder.name}", progress)
     facts, files = checkpoint.architecture, _GRAPH_FILES[device]
     plain = [file for file in files if file.kv != "int8"]
     rounded = [file for file in files if file.kv == "int8"]
@@ -117,6 +119,7 @@ def export_model(
 def _pack(
     checkpoint: Checkpoint,
     packer: Packer,
+    conditioner: Conditioner,
     text_ids: npt.NDArray[np.int64] | None,
     stage: str,
     progress: Progress,
@@ -131,7 +134,7 @@ def _pack(
     layers = []
     for index in range(facts.layers):
         progress(stage, index, steps)
-        layers.append(_pack_layer(checkpoint, packer, reference, index))
+        layers.append(_pack_layer(checkpoint, packer, conditioner, reference, index))
     progress(stage, facts.layers, steps)
 
     final_norm = read_final_norm(checkpoint)
@@ -143,13 +146,13 @@ def _pack(
         rows = checkpoint.rows(head_name, start, stop)
         if hidden is not None and logits is not None:
             np.matmul(hidden, rows.T, out=logits[:, start:stop])
-        return rows
+        return conditioner.head_rows(rows, final_norm)
 
     def read_embedding_rows(start: int, stop: int) -> Float32Array:
-        return checkpoint.rows("embed_tokens.weight", start, stop)
+        return conditioner.embedding_rows(checkpoint.rows("embed_tokens.weight", start, stop))
 
     vocabulary_shape = (facts.vocab_size, facts.hidden_size)
-    lm_head = packer.lm_head(vocabulary_shape, read_head_rows)
+    lm_head = packer.lm_head(vocabulary_shape, read_head_rows, conditioner.head_importance(final_norm))
     progress(stage, facts.layers + 1, steps)
     embedding_shape = (facts.embedding_rows or facts.vocab_size, facts.hidden_size)
     embedding = packer.embedding(embedding_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
@@ -157,7 +160,7 @@ def _pack(
         embedding=embedding,
         rotary=_rotary(checkpoint, packer),
         layers=tuple(layers),
-        final_norm=packer.vector("final_norm", final_norm),
+        final_norm=packer.vector("final_norm", conditioner.final_norm(final_norm)),
         lm_head=lm_head,
     )
     progress(stage, steps, steps)
@@ -178,12 +181,18 @@ def _rotary(checkpoint: Checkpoint, packer: Packer) -> dict[Rope, tuple[ir.Tenso
     return stored
 
 
-def _pack_layer(checkpoint: Checkpoint, packer: Packer, reference: Float32Reference | None, index: int) -> PackedLayer:
+def _pack_layer(
+    checkpoint: Checkpoint,
+    packer: Packer,
+    conditioner: Conditioner,
+    reference: Float32Reference | None,
+    index: int,
+) -> PackedLayer:
     """Stream one layer. A function of its own, so that its float32 weights are gone before the next layer's come."""
     layer = read_layer(checkpoint, index)
     if reference is not None:
         reference.run_layer(layer)
-    return packer.layer(index, layer)
+    return packer.layer(index, *conditioner.layer(layer))
 
 
 def _text_ids(checkpoint: Checkpoint) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,15 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_spec.export.decoder import DecoderLayer
-from edge_spec.export.quantize import quantize_blocks, quantize_blocks_with_zero_points, quantize_channels
+from edge_spec.export.quantize import (
+    quantize_blocks,
+    quantize_blocks_by_importance,
+    quantize_blocks_with_zero_points,
+    quantize_channels,
+)
 from edge_spec.export.recipe import Device, EmbeddingFormat, MatrixFormat, Recipe
 from edge_spec.export.rope import Rope
+from edge_spec.export.smoothing import LayerImportance
 from edge_spec.export.weights import Region, WeightFile
 
 Float32Array = npt.NDArray[np.float32]
@@ -103,17 +110,24 @@ class Packer:
         self._compute_dtype = np.float32 if device == "cpu" else np.float16
         self._zero_points = device == "cpu"
         self._signed_integers = signed_integers
+        self._vectors: dict[bytes, ir.ExternalTensor] = {}
 
     def vector(self, name: str, values: Float32Array) -> ir.TensorProtocol:
-        """Store a norm gain, a bias or a table in the compute type."""
-        return self._weights.append(name, values.astype(self._compute_dtype))
+        """Store a norm gain, a bias or a table in the compute type. Equal ones, such as gains of one, share bytes."""
+        stored = values.astype(self._compute_dtype)
+        key = hashlib.sha256(stored.tobytes()).digest()
+        if key in self._vectors:
+            return self._weights.alias(self._vectors[key], name, stored.shape)
+        self._vectors[key] = self._weights.append(name, stored)
+        return self._vectors[key]
 
-    def layer(self, index: int, layer: DecoderLayer) -> PackedLayer:
-        """Store one decoder layer."""
+    def layer(self, index: int, layer: DecoderLayer, importance: LayerImportance | None = None) -> PackedLayer:
+        """Store one decoder layer; int4 blocks are fitted to how large the inputs are, if that is known."""
         prefix = f"layers.{index}."
 
         def matrix(name: str, weight: Float32Array, storage: MatrixFormat) -> PackedMatrix:
-            return self._matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage)
+            known = None if importance is None else getattr(importance, name)
+            return self._matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage, known)
 
         def vector(name: str, values: Float32Array | None) -> ir.TensorProtocol | None:
             return None if values is None else self.vector(prefix + name, values)
@@ -136,9 +150,11 @@ class Packer:
             post_mlp_norm=vector("post_mlp_norm", layer.post_mlp_norm),
         )
 
-    def lm_head(self, shape: tuple[int, int], read_rows: ReadRows) -> PackedMatrix:
+    def lm_head(
+        self, shape: tuple[int, int], read_rows: ReadRows, importance: Float32Array | None = None
+    ) -> PackedMatrix:
         """Store the output projection [vocab, hidden], reading a few thousand rows at a time."""
-        return self._matrix("lm_head", shape, read_rows, self._recipe.lm_head)
+        return self._matrix("lm_head", shape, read_rows, self._recipe.lm_head, importance)
 
     def embedding(
         self, shape: tuple[int, int], read_rows: ReadRows, tied_lm_head: PackedMatrix | None
@@ -163,12 +179,19 @@ class Packer:
 
         return PackedEmbedding(storage, self._store("embedding", shape, read_rows, quantize, 0), block_size)
 
-    def _matrix(self, name: str, shape: tuple[int, ...], read_rows: ReadRows, storage: MatrixFormat) -> PackedMatrix:
+    def _matrix(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        read_rows: ReadRows,
+        storage: MatrixFormat,
+        importance: Float32Array | None,
+    ) -> PackedMatrix:
         outputs, inputs = shape
 
         def quantize(rows: Float32Array) -> Parts:
             if storage == "int4":
-                return self._int4(rows)
+                return self._int4(rows, importance)
             if storage == "w8a8":
                 return dict(zip(("weight", "scale"), quantize_channels(rows, self._signed_integers), strict=True))
             return {"weight": rows.T.astype(_FLOAT_TYPES[storage])}
@@ -178,8 +201,11 @@ class Packer:
         tensors = self._store(name, shape, read_rows, quantize, axis)
         return PackedMatrix(storage, inputs, outputs, tensors, self._recipe.block_size)
 
-    def _int4(self, rows: Float32Array) -> Parts:
+    def _int4(self, rows: Float32Array, importance: Float32Array | None = None) -> Parts:
         block_size = self._recipe.block_size
+        if importance is not None:
+            fitted = quantize_blocks_by_importance(rows, importance, block_size, self._zero_points)
+            return dict(zip(("weight", "scale", "zero_point"), fitted, strict=False))
         if self._zero_points:
             parts = quantize_blocks_with_zero_points(rows, block_size)
             return dict(zip(("weight", "scale", "zero_point"), parts, strict=True))

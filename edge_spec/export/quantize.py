@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.export.rounding import fit_blocks
+
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -76,15 +78,37 @@ def quantize_blocks_with_zero_points(
     scale = _without_subnormals(highest / np.float32(15) - lowest / np.float32(15))
     zero_point = np.rint(np.divide(-lowest, scale, out=np.zeros_like(scale), where=scale != 0))
     integers = _round_to_grid(grouped, scale, zero_point[:, :, None], 15)
-    zero_points = zero_point.astype(np.uint8)
-    if zero_points.shape[1] % 2:
-        zero_points = np.pad(zero_points, ((0, 0), (0, 1)))
-    return pack_nibbles(integers), scale, pack_nibbles(zero_points)
+    return pack_nibbles(integers), scale, _packed_zero_points(zero_point.astype(np.uint8))
+
+
+def quantize_blocks_by_importance(
+    weight: Float32Array, importance: Float32Array, block_size: int, zero_points: bool
+) -> tuple[UInt8Array, Float32Array] | tuple[UInt8Array, Float32Array, UInt8Array]:
+    """Quantize a matrix to 4 bits as the functions above, on the grids of :func:`rounding.fit_blocks`.
+
+    Args:
+        weight: float32 [out, in].
+        importance: float32 [in], mean square of each input.
+        block_size: inputs that share a scale; the last block is padded with zeros.
+        zero_points: whether blocks have them.
+
+    Returns:
+        What :func:`quantize_blocks_with_zero_points` returns, or without zero points what :func:`quantize_blocks` does.
+    """
+    integers, scale, zero_point = fit_blocks(weight, importance, block_size, zero_points)
+    packed = pack_nibbles(integers)
+    return (packed, scale, _packed_zero_points(zero_point)) if zero_points else (packed, scale)
 
 
 def pack_nibbles(values: UInt8Array) -> UInt8Array:
     """Pack pairs of 4-bit values along the last axis into bytes, the first of a pair in the low half."""
     return np.bitwise_or(values[..., 0::2], np.left_shift(values[..., 1::2], np.uint8(4)))
+
+
+def _packed_zero_points(zero_points: UInt8Array) -> UInt8Array:
+    if zero_points.shape[1] % 2:
+        zero_points = np.pad(zero_points, ((0, 0), (0, 1)))
+    return pack_nibbles(zero_points)
 
 
 def _blocks(weight: Float32Array, block_size: int) -> Float32Array:

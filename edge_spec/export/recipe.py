@@ -60,9 +60,9 @@ RECIPES = {
     for recipe in (
         Recipe("fp32", "fp32", "fp32", "fp32", "fp32", "fp32", max_mean_kl=1e-4),
         Recipe("fp16", "fp16", "fp16", "fp16", "fp16", "fp16", max_mean_kl=1e-2),
-        Recipe("w8a8", "int8", "w8a8", "w8a8", "w8a8", "w8a8", max_mean_kl=0.2),
-        Recipe("int4", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.5),
-        Recipe("int4-128", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.8, block_size=128),
+        Recipe("w8a8", "int8", "w8a8", "w8a8", "w8a8", "w8a8", max_mean_kl=0.1),
+        Recipe("int4", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.4),
+        Recipe("int4-128", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.6, block_size=128),
     )
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,16 @@ from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.rope import rotary_tables
 
 Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a text's tokens bring to each matrix of a layer, float32 [tokens, in]."""
+
+    qkv: Float32Array
+    output: Float32Array
+    gate_up: Float32Array
+    down: Float32Array
 
 
 class Float32Reference:
@@ -25,16 +36,18 @@ class Float32Reference:
         self._rotary = {rope: rotary_tables(rope, len(embeddings)) for rope in architecture.ropes}
         self._layer = 0
 
-    def run_layer(self, layer: DecoderLayer) -> None:
-        """Send the hidden states through the next layer."""
+    def run_layer(self, layer: DecoderLayer) -> LayerInputs:
+        """Send the hidden states through the next layer, and return what they brought to its matrices."""
         attention, epsilon = self._facts.attention[self._layer], np.float32(self._facts.norm_epsilon)
         self._layer += 1
-        attended = self._attend(_norm(self._hidden, layer.input_norm, epsilon), layer, attention)
+        normed = _norm(self._hidden, layer.input_norm, epsilon)
+        attended = self._attend(normed, layer, attention)
         self._add(_linear(attended, layer.output, layer.output_bias), layer.post_attention_norm)
-        normed = _norm(self._hidden, layer.mlp_norm, epsilon)
-        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
+        mlp_input = _norm(self._hidden, layer.mlp_norm, epsilon)
+        gate, up = np.split(_linear(mlp_input, layer.gate_up, layer.gate_up_bias), 2, axis=1)
         activated = _ACTIVATIONS[self._facts.activation](gate) * up
         self._add(_linear(activated, layer.down, layer.down_bias), layer.post_mlp_norm)
+        return LayerInputs(normed, attended, mlp_input, activated)
 
     def final_hidden(self, gain: Float32Array) -> Float32Array:
         """Return the normalized final hidden states, float32 [tokens, hidden]."""
