@@ -18,6 +18,7 @@ from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import tensor_shapes
 from edge_spec.export.gguf_checkpoint import GgufCheckpoint
 from edge_spec.export.gguf_dequantize import SUPPORTED_TYPES
+from edge_spec.export.rope import Rope
 from gguf_files import (
     HEAD_SIZE,
     HEADS,
@@ -118,7 +119,7 @@ def test_architecture_facts(tmp_path: Path) -> None:
     assert (facts.layers, facts.heads, facts.kv_heads, facts.head_size) == (1, HEADS, KV_HEADS, HEAD_SIZE)
     assert (facts.vocab_size, facts.context_length) == (300, 777)
     assert facts.norm_epsilon == pytest.approx(1e-5)
-    assert (facts.rope.theta, facts.rope.frequency_factors) == (5e5, None)
+    assert facts.ropes == (Rope(5e5, HEAD_SIZE),)
 
 
 def test_linear_scaling_and_stored_factors_multiply(tmp_path: Path) -> None:
@@ -129,14 +130,23 @@ def test_linear_scaling_and_stored_factors_multiply(tmp_path: Path) -> None:
         metadata={**metadata, **tokenizer_metadata()},
         tensors={**model_tensors(), "rope_freqs.weight": stored},
     )
-    factors = GgufCheckpoint(path).architecture.rope.frequency_factors
+    factors = GgufCheckpoint(path).architecture.ropes[0].frequency_factors
     assert factors is not None
     np.testing.assert_allclose(factors, 2 * stored)
 
 
 def test_a_scaling_factor_without_a_type_is_linear(tmp_path: Path) -> None:
     checkpoint = GgufCheckpoint(write_variant(tmp_path, rope__scale_linear=4.0))
-    assert checkpoint.architecture.rope.frequency_factors == (4.0,) * (HEAD_SIZE // 2)
+    assert checkpoint.architecture.ropes[0].frequency_factors == (4.0,) * (HEAD_SIZE // 2)
+
+
+def test_a_window_is_one_of_every_layer_of_a_llama(tmp_path: Path) -> None:
+    assert GgufCheckpoint(write_variant(tmp_path, attention__sliding_window=128)).architecture.window == 128
+    assert GgufCheckpoint(write_variant(tmp_path, attention__sliding_window=512)).architecture.window is None
+    path = write_variant(tmp_path, attention__sliding_window=128)
+    assert GgufCheckpoint(path, context=128).architecture.window is None  # nothing is ever outside of it
+    with pytest.raises(UnsupportedError, match="attention.sliding_window is 128.*qwen2"):
+        GgufCheckpoint(write_variant(tmp_path, "qwen2", attention__sliding_window=128))
 
 
 def test_recommended_sampling_is_read(tmp_path: Path) -> None:
@@ -157,21 +167,60 @@ def test_rows_out_of_range_are_refused(model: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "complaint"),
     [
-        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, "yarn"),
+        ({"rope__scaling__type": "dynamic", "rope__scaling__factor": 4.0}, "'dynamic'.*none, linear, yarn, longrope"),
+        ({"rope__scaling__alpha": 1000.0}, "llama.rope.scaling.alpha"),
+        ({"rope__scaling__yarn_log_multiplier": 0.1}, "llama.rope.scaling.yarn_log_multiplier"),
+        (
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__yarn_ext_factor": 0.5},
+            "yarn_ext_factor is 0.5",
+        ),
         ({"expert_count": 8}, "mixture of experts"),
-        ({"attention__sliding_window": 128}, "sliding-window"),
-        ({"attention__head_count_kv": [1, 2]}, "differs between layers"),
+        ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping is 50.0"),
+        ({"final_logit_softcapping": 30.0}, "llama.final_logit_softcapping"),
+        ({"logit_scale": 0.5}, "llama.logit_scale"),
+        ({"attention__causal": False}, "attention.causal"),
+        ({"attention__value_length": 32}, "attention.value_length"),
+        ({"attention__head_count_kv": [1, 2]}, "llama.attention.head_count_kv differs between layers"),
         ({"rope__dimension_count": 32}, "rope.dimension_count"),
+        ({"something_new": [1, 2]}, "llama.something_new is a list of 2"),
     ],
 )
-def test_variants_of_the_architecture_are_refused(tmp_path: Path, facts: dict[str, Any], complaint: str) -> None:
+def test_keys_that_ask_for_another_computation_are_refused_by_name(
+    tmp_path: Path, facts: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(UnsupportedError, match=complaint):
         GgufCheckpoint(write_variant(tmp_path, **facts))
 
 
 @pytest.mark.parametrize(
+    "facts",
+    [
+        {"expert_count": 0, "expert_used_count": 0},
+        {"attention__sliding_window": 0},
+        {"attention__head_count_kv": [KV_HEADS], "feed_forward_length": [256]},
+        {"final_logit_softcapping": 0.0},
+        {"attention__causal": True},
+        {"vocab_size": 300, "tensor_data_layout": "Meta AI original pth"},
+        {"rope__scaling__type": "none", "rope__scaling__factor": 4.0},
+        {"rope__scaling__original_context_length": 128},
+        {"vision__block_count": 27},
+    ],
+)
+def test_keys_without_effect_are_passed_over(tmp_path: Path, facts: dict[str, Any]) -> None:
+    plain = GgufCheckpoint(write_model(tmp_path / "plain.gguf")).architecture
+    assert GgufCheckpoint(write_variant(tmp_path, **facts)).architecture == plain
+
+
+@pytest.mark.parametrize(
     ("facts", "complaint"),
     [
+        ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.factor"),
+        (
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__freq_base": 1.0},
+            "rope.freq_base 1 is no base",
+        ),
+        ({"rope__scaling__type": "longrope"}, "lacks tensor 'rope_factors_short.weight'"),
+        ({"rope__dimension_count": 31}, "rope.dimension_count is 31"),
         ({"block_count": 0}, "llama.block_count"),
         ({"block_count": "three"}, "'three'"),
         ({"attention__head_count_kv": 3}, "cannot share"),
@@ -331,7 +380,7 @@ def test_real_files(
     checkpoint = GgufCheckpoint(real_weights(name))
     facts = checkpoint.architecture
     assert (facts.layers, facts.hidden_size, facts.heads, facts.kv_heads) == (layers, hidden, heads, kv_heads)
-    assert (facts.head_size, facts.vocab_size, facts.rope.theta) == (head_size, vocab_size, theta)
+    assert (facts.head_size, facts.vocab_size, facts.ropes[0].theta) == (head_size, vocab_size, theta)
     assert facts.tied_embeddings is tied
     weight = checkpoint.tensor("layers.0.mlp.down_proj.weight")
     assert np.isfinite(weight).all()

@@ -18,6 +18,7 @@ from edge_spec.errors import CheckpointError
 from edge_spec.export.architecture import Architecture, tensor_shapes
 from edge_spec.export.family import FAMILIES
 from edge_spec.export.gguf_checkpoint import GgufCheckpoint
+from edge_spec.export.gguf_file import GgufFile
 from edge_spec.export.gguf_names import gguf_name
 from edge_spec.export.huggingface import HuggingFaceCheckpoint
 from edge_spec.export.pair import export_pair
@@ -187,3 +188,80 @@ def test_names_are_those_of_the_gguf_package(family: Any) -> None:
         stored = name if name == "lm_head.weight" else f"model.{name}"
         assert gguf_name(name, architecture) == names.get_name(stored, try_suffixes=(".weight", ".bias")), name
     assert kind in ARCHITECTURES.values()
+
+
+def phi3(folder: Path, layers: int, **facts: Any) -> Architecture:
+    """The architecture of a Phi-3 of so many layers, of which only the first is written out."""
+    sizes = {"context_length": 4096, "block_count": layers, **facts}
+    tensors = model_tensors()
+    gate, up = tensors.pop("blk.0.ffn_gate.weight"), tensors["blk.0.ffn_up.weight"]
+    tensors["blk.0.ffn_up.weight"] = np.concatenate([gate, up])
+    tensors["blk.0.attn_qkv.weight"] = np.concatenate([tensors.pop(f"blk.0.attn_{name}.weight") for name in "qkv"])
+    for layer in range(1, layers):
+        tensors |= {name.replace("blk.0", f"blk.{layer}"): data for name, data in tensors.items() if "blk.0." in name}
+    metadata = {**model_metadata("phi3", **sizes), **tokenizer_metadata()}
+    return GgufCheckpoint(write_model(folder / "model.gguf", metadata=metadata, tensors=tensors)).architecture
+
+
+def test_early_phi3_files_have_a_window_without_saying_so(tmp_path: Path) -> None:
+    """llama.cpp's load_hparams had it for LLM_ARCH_PHI3 until it gave up windows there: 2047 for 4,096 positions."""
+    assert phi3(tmp_path, 32).window == 2047
+    assert phi3(tmp_path, 32, attention__sliding_window=0).window is None  # Phi-4
+    assert phi3(tmp_path, 32, context_length=16384).window is None
+    assert phi3(tmp_path, 24).window is None
+
+
+def gemma3(folder: Path, **facts: Any) -> Architecture:
+    model = random_model(**{**GEMMA3, "num_hidden_layers": 2, **facts.pop("sizes", {})})
+    path = convert(folder / "model.gguf", model)
+    metadata = {**GgufFile(path).metadata, **{f"gemma3.{key}": value for key, value in facts.items()}}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+    return GgufCheckpoint(write_model(folder / "changed.gguf", metadata=metadata, tensors=tensors)).architecture
+
+
+@pytest.mark.parametrize(("pattern", "windows"), [([False, True], [None, 24]), (2, [24, None]), (1, [None, None])])
+def test_a_gemma3_file_may_list_which_layers_have_the_window(
+    tmp_path: Path, pattern: int | list[bool], windows: list[int | None]
+) -> None:
+    """llama_model_base::load_swa_pattern in src/llama-model.cpp."""
+    facts = gemma3(tmp_path, **{"attention.sliding_window_pattern": pattern})
+    assert [layer.window for layer in facts.attention] == windows
+    thetas = [layer.rope.theta for layer in facts.attention if layer.rope is not None]
+    assert thetas == [1e6 if window is None else 1e4 for window in windows]
+
+
+def test_a_gemma3_file_need_not_name_the_base_of_the_windowed_layers(tmp_path: Path) -> None:
+    facts = gemma3(tmp_path, **{"rope.freq_base_swa": None})
+    assert facts.attention[0].rope is not None
+    assert facts.attention[0].rope.theta == 1e4
+
+
+@pytest.mark.parametrize(("layers", "query_size"), [(2, 16), (61, 16), (62, 32)])
+def test_only_the_largest_gemma3_scales_queries_by_the_hidden_size(
+    tmp_path: Path, layers: int, query_size: int
+) -> None:
+    """f_attention_scale in llama.cpp's src/models/gemma3.cpp: 27B is known by its 62 layers."""
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16}
+    facts = gemma3(tmp_path, sizes=sizes)
+    assert facts.attention_scale == pytest.approx(query_size**-0.5)
+
+
+def test_a_granite_without_positions_is_refused(tmp_path: Path) -> None:
+    metadata = {**model_metadata("granite", rope__scaling__finetuned=False), **tokenizer_metadata()}
+    with pytest.raises(UnsupportedError, match="rope.scaling.finetuned"):
+        GgufCheckpoint(write_model(tmp_path / "model.gguf", metadata=metadata))
+
+
+def test_a_granite_without_scales_is_a_llama(tmp_path: Path) -> None:
+    metadata = {**model_metadata("granite", residual_scale=0.0), **tokenizer_metadata()}
+    facts = GgufCheckpoint(write_model(tmp_path / "model.gguf", metadata=metadata)).architecture
+    scales = (facts.embedding_scale, facts.attention_scale, facts.residual_scale, facts.logits_scale)
+    assert scales == (1.0, None, 1.0, 1.0)
+
+
+def test_a_magnitude_of_its_own_is_that_of_cos_and_sin(tmp_path: Path) -> None:
+    metadata = {**model_metadata(rope__scaling__attn_factor=1.25), **tokenizer_metadata()}
+    assert (
+        GgufCheckpoint(write_model(tmp_path / "model.gguf", metadata=metadata)).architecture.ropes[0].magnitude == 1.25
+    )
