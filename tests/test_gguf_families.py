@@ -14,7 +14,7 @@ from gguf_converter import ARCHITECTURES, convert
 from transformers import PreTrainedModel
 
 from edge_spec.bundle import open_bundle
-from edge_spec.errors import CheckpointError
+from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import Architecture, tensor_shapes
 from edge_spec.export.family import FAMILIES
 from edge_spec.export.gguf_checkpoint import GgufCheckpoint
@@ -23,6 +23,7 @@ from edge_spec.export.gguf_names import gguf_name
 from edge_spec.export.huggingface import HuggingFaceCheckpoint
 from edge_spec.export.pair import export_pair
 from edge_spec.runtime.model import Model
+from gguf_files import model_metadata, model_tensors, tokenizer_metadata, write_model
 from tiny_models import random_model, save_checkpoint
 
 TOKENS = 60

@@ -40,8 +40,8 @@ class Conditioner:
     """Rewrites the weights of one model so that they compute the same and lose less when rounded by its recipe.
 
     With ``w8a8`` in the recipe the residual stream is rotated as a whole, if the family allows it, so every layer, the
-    embedding and lm_head must pass through here. Blocks of int4 do not gain by that: each has its own scale, so outliers
-    do little harm.
+    embedding and lm_head must pass through here. Blocks of int4 do not gain by that: each has its own scale, so
+    outliers do little harm.
     """
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
