@@ -21,12 +21,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memory import field, limited_group
-from random_checkpoint import SIZES, checkpoint_bytes, write_checkpoint
+from random_checkpoint import SIZES, checkpoint_bytes, with_layers, write_checkpoint
 
 from edge_spec.bundle import read_manifest
 from edge_spec.byte_size import parse_size, size_text
@@ -65,7 +64,7 @@ def main() -> None:
             if layers is None:
                 source = arguments.source
             else:
-                source = write(Path(folder), replace(facts, layers=layers), arguments.format)
+                source = write(Path(folder), with_layers(facts, layers), arguments.format)
             rows.append({"layers": layers, **measure(source, Path(folder) / "bundle", arguments.recipe, limit_bytes)})
         if not arguments.json:
             print_row(rows[-1])

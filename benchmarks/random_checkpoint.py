@@ -19,12 +19,22 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edge_spec.export.architecture import Architecture, tensor_shapes
+from edge_spec.export.architecture import Architecture, LayerAttention, tensor_shapes
 from edge_spec.export.gguf_checkpoint import gguf_name
 from edge_spec.export.rope import Rope
 
 Pieces = Iterator[npt.NDArray[np.uint8]]
 Progress = Callable[[int, int], None]
+
+
+def _attention(layers: int) -> tuple[LayerAttention, ...]:
+    return (LayerAttention(Rope(1e6, 128)),) * layers
+
+
+def with_layers(facts: Architecture, layers: int) -> Architecture:
+    """The same sizes with another number of layers."""
+    return replace(facts, layers=layers, attention=_attention(layers))
+
 
 SMALL = Architecture(
     family="qwen2",
@@ -37,7 +47,7 @@ SMALL = Architecture(
     vocab_size=32768,
     context_length=4096,
     norm_epsilon=1e-6,
-    rope=Rope(1e6),
+    attention=_attention(2),
     tied_embeddings=False,
     qkv_bias=True,
 )
@@ -47,6 +57,7 @@ SIZES = {
     "1.5b": replace(
         SMALL,
         layers=28,
+        attention=_attention(28),
         hidden_size=1536,
         intermediate_size=8960,
         heads=12,
@@ -57,6 +68,7 @@ SIZES = {
     "7b": replace(
         SMALL,
         layers=28,
+        attention=_attention(28),
         hidden_size=3584,
         intermediate_size=18944,
         heads=28,
@@ -123,7 +135,7 @@ def _config(facts: Architecture) -> Mapping[str, object]:
         "vocab_size": facts.vocab_size,
         "max_position_embeddings": facts.context_length,
         "rms_norm_eps": facts.norm_epsilon,
-        "rope_theta": facts.rope.theta,
+        "rope_theta": facts.ropes[0].theta,
         "tie_word_embeddings": facts.tied_embeddings,
     }
 
@@ -141,7 +153,7 @@ def _write_gguf(folder: Path, facts: Architecture, progress: Progress) -> Path:
     }.items():
         writer.add_uint32(f"{facts.family}.{key}", number)
     writer.add_float32(f"{facts.family}.attention.layer_norm_rms_epsilon", facts.norm_epsilon)
-    writer.add_float32(f"{facts.family}.rope.freq_base", facts.rope.theta)
+    writer.add_float32(f"{facts.family}.rope.freq_base", facts.ropes[0].theta)
     vocabulary, merges = _vocabulary(facts.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -154,7 +166,7 @@ def _write_gguf(folder: Path, facts: Architecture, progress: Progress) -> Path:
         kind = GGMLQuantizationType.F32 if len(shape) == 1 else GGMLQuantizationType.Q8_0
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         stored = (*shape[:-1], shape[-1] // block * block_bytes)
-        writer.add_tensor_info(gguf_name(name), stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=kind)
+        writer.add_tensor_info(gguf_name(name, facts), stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

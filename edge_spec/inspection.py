@@ -50,7 +50,7 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     sizes = f"{facts.layers} layers, hidden size {facts.hidden_size}, MLP {facts.intermediate_size}"
     heads = f"{facts.heads} heads of {facts.head_size} on {facts.kv_heads} KV heads"
     yield "architecture", f"{facts.family}: {sizes}"
-    yield "attention", f"{heads}, {_positions(facts)}"
+    yield "attention", ", ".join([heads, *_positions(facts)])
     if facts.sliding_window is not None:
         yield "window", f"{facts.sliding_window:,} tokens in {facts.sliding_layers} layers"
     yield "embeddings", f"{embeddings}, {facts.readable_ids:,} rows"
@@ -71,14 +71,13 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     yield "source SHA-256", model.source_sha256
 
 
-def _positions(facts: ArchitectureRecord) -> str:
-    texts = []
+def _positions(facts: ArchitectureRecord) -> Iterator[str]:
+    """Its rotary embeddings."""
     for rope in facts.ropes:
         scaling = " (scaled)" if rope.scaled else ""
         part = "" if rope.size == facts.head_size else f" on {rope.size} of each head"
         layers = "" if rope.layers == facts.layers else f" in {rope.layers} layers"
-        texts.append(f"RoPE base {rope.theta:g}{scaling}{part}{layers}")
-    return ", ".join(texts) or "no RoPE"
+        yield f"RoPE base {rope.theta:g}{scaling}{part}{layers}"
 
 
 def _speech(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -157,7 +157,7 @@ def test_drafting_pays_on_these_pairs(pair: Engine) -> None:
     # Or else the test above would compare plain decoding with itself.
     drafted = Counter[str]()
     accepted = Counter[str]()
-    for seed, drafter in itertools.product(range(8), DRAFTERS):
+    for seed, drafter in itertools.product(range(16), DRAFTERS):
         prompt = [int(token) for token in np.random.default_rng(seed).integers(0, pair.manifest.vocab_size, 6)] * 3
         statistics = pair.generate(prompt, max_new_tokens=40, speculation=drafter, max_draft=4).statistics
         drafted[drafter] += statistics.drafted

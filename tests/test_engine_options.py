@@ -104,7 +104,7 @@ def test_coupled_is_the_default_and_keeps_drafted_tokens(pair: Engine) -> None:
     default = pair.generate(PROMPT, speculation="model", max_draft=4, **options)
     named = pair.generate(PROMPT, speculation="model", max_draft=4, verification="coupled", **options)
     assert result(default) == result(named)
-    assert default.statistics.accepted > default.statistics.drafted / 2  # else the test above would show nothing
+    assert default.statistics.accepted > default.statistics.drafted / 3  # else the test above would show nothing
 
 
 @pytest.mark.parametrize("verification", RULES)

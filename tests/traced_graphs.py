@@ -184,7 +184,7 @@ def traced_bundle(path: Path, target: onnx.ModelProto, draft: onnx.ModelProto | 
         sizes = write_model(folder / name, model)
         facts = ArchitectureRecord(
             "by hand", sizes.layers, sizes.hidden_size, sizes.widest, sizes.kv_heads, sizes.kv_heads, sizes.head_size,
-            sizes.logits_size, CONTEXT, 0.0, False, False,
+            sizes.logits_size, CONTEXT, (), None, 0, False,
         )  # fmt: skip
         graphs = (GraphRecord(f"{name}/model.onnx", tree=False, kv="float32", via="optimum"),)
         return ModelRecord("by hand", "ab" * 32, facts, RECIPES["fp32"].to_dict(), None, graphs, None)

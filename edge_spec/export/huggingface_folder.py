@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -29,12 +30,11 @@ class HuggingFaceFolder:
 
     Attributes:
         config: config.json.
-        shards: the file of every tensor, by the tensor's name in there.
         default_sampling: the checkpoint's own suggestion.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the configuration and the headers of the weights, which must be safetensors: no pickle is read.
+        """Read the configuration. Weights are opened when they are asked for: only safetensors, no pickle.
 
         Raises:
             CheckpointError: a file is missing, damaged or cut short.
@@ -42,10 +42,14 @@ class HuggingFaceFolder:
         self._folder = folder
         self.config = _read_json(folder / "config.json")
         self._generation = _read_json(folder / "generation_config.json", required=False)
-        self.shards = _open_shards(folder)
         # Without do_sample the recommendation is to decode greedily, whatever the other values are.
         samples = self._generation.flag("do_sample", False)
         self.default_sampling: Mapping[str, float] = self._generation.numbers(_SAMPLING) if samples else {}
+
+    @cached_property
+    def shards(self) -> dict[str, SafetensorsFile]:
+        """The file of every tensor, by the tensor's name in there. Raises CheckpointError if one is damaged."""
+        return _open_shards(self._folder)
 
     def vocabulary(self, embedding_rows: int) -> Vocabulary:
         """Read the tokenizer and what belongs to it, as :attr:`HuggingFaceCheckpoint.vocabulary` does."""

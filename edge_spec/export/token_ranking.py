@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.export.checkpoint import Checkpoint
-from edge_spec.export.decoder import read_layer
+from edge_spec.export.decoder import read_final_norm, read_layer
 from edge_spec.export.progress import Progress
 from edge_spec.export.reference import Float32Reference
 
@@ -39,7 +39,7 @@ def expected_shares(
     for index in range(facts.layers):
         progress("rank tokens", index, facts.layers + 1)
         reference.run_layer(read_layer(checkpoint, index))
-    hidden = reference.final_hidden(checkpoint.tensor("norm.weight")) / np.float32(_TEMPERATURE)
+    hidden = reference.final_hidden(read_final_norm(checkpoint)) / np.float32(_TEMPERATURE)
     name = "embed_tokens.weight" if facts.tied_embeddings else "lm_head.weight"
     logits = np.empty((facts.vocab_size, len(hidden)), np.float32)
     for start in range(0, facts.vocab_size, _ROWS_AT_ONCE):

@@ -184,7 +184,7 @@ class Model:
         if past + padded > self.cache.capacity:
             self._grow(past + padded)
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
-        call = self._call(padded, self._padded(wanted) if wanted else 0)
+        call = self._call(padded, max(self._padded(wanted), wanted) if wanted else 0)
         call.fill(token_ids, logit_rows, positions, past)
         if isinstance(call, CallBuffers) and self._takes_trees:
             call.fill_mask(mask, past)
