@@ -126,6 +126,15 @@ def test_too_few_ids_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle").exists()
 
 
+def test_options_without_what_they_are_about_are_refused(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "model", random_model(num_hidden_layers=1))
+    with pytest.raises(EdgeSpecError, match="trims a draft, but there is none"):
+        export_pair(checkpoint, None, tmp_path / "bundle", draft_vocab=MOST)
+    with pytest.raises(EdgeSpecError, match="say with draft_vocab .* how many"):
+        export_pair(checkpoint, checkpoint, tmp_path / "bundle", draft_vocab_text=[tmp_path / "text"])
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_the_tokens_of_a_text_come_first(tmp_path: Path) -> None:
     vocab = byte_tokenizer().get_vocab()
     for words, wanted in (

@@ -90,6 +90,12 @@ def export_pair(
     chosen_draft_recipe = _find_recipe(draft_recipe, default_draft, device, draft_via)
     if draft_vocab is not None and (isinstance(draft_vocab, bool) or draft_vocab < 1):
         raise EdgeSpecError(f"draft_vocab is {draft_vocab!r}, expected a number of ids above zero.")
+    if draft_vocab is not None and draft is None:
+        raise EdgeSpecError("draft_vocab (--draft-vocab) trims a draft, but there is none; name one, or leave it out.")
+    if draft_vocab_text and draft_vocab is None:
+        raise EdgeSpecError(
+            "draft_vocab_text (--draft-vocab-text) says which ids to keep; say with draft_vocab (--draft-vocab) how many."
+        )
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
         target_checkpoint = _open(target, via, context, offline)
         draft_checkpoint = None if draft is None else _open(draft, draft_via, None, offline)
