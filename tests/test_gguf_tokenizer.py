@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Vocabulary
 from edge_spec.export.gguf_file import GgufFile
+from edge_spec.export.gguf_pretokenizers import PRE_TOKENIZERS
 from edge_spec.export.gguf_tokenizer import read_vocabulary
 from edge_spec.export.metadata import Metadata
 from gguf_files import BYTE_TEXTS, CONTROL, UNUSED, USER_DEFINED, tokenizer_metadata
@@ -24,13 +25,39 @@ QWEN2 = (
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+# Of the models' own tokenizer.json, or in Mistral's case tekken.json: llama.cpp's search knows no case of letters.
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ENDINGS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
+GPT4O = TEKKEN.replace(r"\p{M}]+|", r"\p{M}]+" + ENDINGS + "|").replace(r"\p{M}]*|", r"\p{M}]*" + ENDINGS + "|")
 PATTERNS = {
+    "dbrx": [LLAMA3],
+    "deepseek-coder": ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+    "deepseek-r1-qwen": [QWEN2],
+    "deepseek-v3": [
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+        r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
     "gpt-2": [GPT2],
-    "llama-bpe": [QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")],
+    "gpt-4o": [GPT4O.replace(r"|\p{N}|", r"|\p{N}{1,3}|")],
+    "llama-bpe": [LLAMA3],
+    "llama-v3": [LLAMA3],
+    "llama3": [LLAMA3],
     "qwen2": [QWEN2],
+    "refact": [r"\p{N}", GPT2],
+    "smaug-bpe": [LLAMA3],
     "smollm": [r"\p{N}", GPT2],
+    "starcoder": [r"\p{N}", GPT2],
+    "tekken": [TEKKEN],
 }
+COMPOSING, WHOLE_WORDS = ("qwen2", "deepseek-r1-qwen"), ("llama-bpe", "llama-v3", "llama3", "tekken")
 
 
 class NaiveBpe:
@@ -43,14 +70,14 @@ class NaiveBpe:
         self.pre = values["tokenizer.ggml.pre"]
 
     def encode(self, text: str) -> list[int]:
-        words = [unicodedata.normalize("NFC", text) if self.pre == "qwen2" else text]
+        words = [unicodedata.normalize("NFC", text) if self.pre in COMPOSING else text]
         for pattern in PATTERNS[self.pre]:
             words = [piece for word in words for piece in split(pattern, word)]
         return [self.ids[token] for word in words for token in self.merge(word)]
 
     def merge(self, word: str) -> list[str]:
         parts = [BYTE_TEXTS[byte] for byte in word.encode()]
-        if self.pre == "llama-bpe" and "".join(parts) in self.ids:
+        if self.pre in WHOLE_WORDS and "".join(parts) in self.ids:
             return ["".join(parts)]
         while len(parts) > 1:
             ranked = [(self.ranks.get(pair, len(self.ranks)), at) for at, pair in enumerate(pairwise(parts))]
@@ -238,7 +265,7 @@ def test_any_text_agrees_with_plain_bpe_and_round_trips(real: tuple[Vocabulary, 
 
 # Merges under which every pre-tokenizer cuts differently: digits up to "1234", an exclamation mark after a word, and
 # a word joined to the space or tab before it.
-MERGES = ("1 2", "3 4", "12 34", "a b", "ab !", "Ġ ab", "ĉ ab", "! !", "12 3")
+MERGES = ("1 2", "3 4", "12 34", "a b", "ab !", "Ġ ab", "ĉ ab", "! !", "12 3", "' s", "b A")
 
 
 @pytest.mark.parametrize(
@@ -255,6 +282,13 @@ MERGES = ("1 2", "3 4", "12 34", "a b", "ab !", "Ġ ab", "ĉ ab", "! !", "12 3")
         ("gpt-2", " ab!!", ["Ġab", "!!"]),
         ("default", " ab!!", ["Ġab", "!!"]),
         ("smollm", " ab12", ["Ġab", "1", "2"]),
+        ("refact", " ab12", ["Ġab", "1", "2"]),
+        ("smaug-bpe", "1234", ["123", "4"]),
+        ("deepseek-v3", "1234", ["123", "4"]),
+        ("deepseek-v3", "!ab", ["!", "ab"]),
+        ("tekken", "1234", ["1", "2", "3", "4"]),
+        ("gpt-4o", "1234", ["123", "4"]),
+        ("tekken", "abA", ["ab", "A"]),
     ],
 )
 def test_each_pre_tokenizer_cuts_in_its_own_way(pre: str, text: str, tokens: list[str]) -> None:
@@ -262,8 +296,12 @@ def test_each_pre_tokenizer_cuts_in_its_own_way(pre: str, text: str, tokens: lis
     assert vocabulary.tokenizer.encode(text).tokens == tokens
 
 
-@settings(max_examples=100, deadline=None)
-@given(pre=st.sampled_from(sorted(PATTERNS)), text=st.text(alphabet="ab12345 \t\n!$'sLé½<", max_size=24))
+def test_every_pre_tokenizer_is_held_to_published_patterns() -> None:
+    assert PATTERNS.keys() == PRE_TOKENIZERS.keys()
+
+
+@settings(max_examples=400, deadline=None)
+@given(pre=st.sampled_from(sorted(PATTERNS)), text=st.text(alphabet="abA12345 \t\n!$/'sLlé\u0301½<中かǅ", max_size=24))
 def test_every_pre_tokenizer_agrees_with_its_published_patterns(pre: str, text: str) -> None:
     metadata = tokenizer_metadata(pre, merges=MERGES, add_bos_token=False)
     values = Metadata(metadata, "test.gguf")

@@ -59,7 +59,7 @@ def build_sentencepiece(values: Metadata, tokens: Sequence[str], types: Sequence
             byte_fallback=falls_back,
         )
     )
-    begins_with_space = values.flag("tokenizer.ggml.add_space_prefix", True)
+    begins_with_space = _begins_with_space(values)
     marks_spaces = normalizers.Replace(" ", SPACE)
     unmarks_spaces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if begins_with_space:
@@ -73,13 +73,22 @@ def build_sentencepiece(values: Metadata, tokens: Sequence[str], types: Sequence
     return tokenizer
 
 
-def spaces_as_in_text(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
-    """Write user-defined tokens with spaces, as texts have them, where an old converter left SentencePiece's mark."""
+def user_defined_as_found(values: Metadata, tokens: Sequence[str], types: Sequence[int]) -> list[str]:
+    """Write the spaces of user-defined tokens as the text has them where the tokenizer looks for them.
+
+    Converters of different ages write them either way. The tokenizer looks in the text as it is if a space is put in
+    front of it, and otherwise in the text with its spaces marked, where it also finds a mark that was written out.
+    """
+    old, new = (SPACE, " ") if _begins_with_space(values) else (" ", SPACE)
     known = set(tokens)
     return [
-        plain if kind == TokenType.USER_DEFINED and (plain := token.replace(SPACE, " ")) not in known else token
+        changed if kind == TokenType.USER_DEFINED and (changed := token.replace(old, new)) not in known else token
         for token, kind in zip(tokens, types, strict=True)
     ]
+
+
+def _begins_with_space(values: Metadata) -> bool:
+    return values.flag("tokenizer.ggml.add_space_prefix", True)
 
 
 def _merges(
@@ -113,6 +122,6 @@ def _adapted(token: AddedToken, swallows_space: bool, begins_with_space: bool) -
         token.content,
         special=token.special,
         rstrip=swallows_space and token.content not in _PHI3_KEEPS_SPACE,
-        # A mark that is written out is a space as well; but a space put in front of the text would be put here, too.
+        # Normalized like the text, a token would get the space that is put in front of that.
         normalized=not token.special and not begins_with_space,
     )

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, processors
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Vocabulary
 from edge_spec.export.gguf_bpe import build_bpe, find_pre_tokenizer
-from edge_spec.export.gguf_sentencepiece import build_sentencepiece, spaces_as_in_text
+from edge_spec.export.gguf_sentencepiece import build_sentencepiece, user_defined_as_found
 from edge_spec.export.gguf_token_types import TokenType
 from edge_spec.export.metadata import Metadata
 from edge_spec.tokenizer_check import panics_as_errors, reason
@@ -56,7 +56,7 @@ def read_vocabulary(values: Metadata, embedding_rows: int) -> Vocabulary:
     adds_bos = is_sentencepiece or find_pre_tokenizer(values).adds_bos
     tokens, types = _read_tokens(values, embedding_rows)
     if is_sentencepiece:
-        tokens = spaces_as_in_text(tokens, types)
+        tokens = user_defined_as_found(values, tokens, types)
     special = {name: _token_id(values, key, tokens) for name, key in _SPECIAL_KEYS.items()}
     if is_sentencepiece:
         defaults = {name: index for name, index in _SENTENCEPIECE_IDS.items() if index < len(tokens)}
