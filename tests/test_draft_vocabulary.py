@@ -130,7 +130,7 @@ def test_options_without_what_they_are_about_are_refused(tmp_path: Path) -> None
     checkpoint = save_checkpoint(tmp_path / "model", random_model(num_hidden_layers=1))
     with pytest.raises(EdgeSpecError, match="trims a draft, but there is none"):
         export_pair(checkpoint, None, tmp_path / "bundle", draft_vocab=MOST)
-    with pytest.raises(EdgeSpecError, match="say how many with draft_vocab"):
+    with pytest.raises(EdgeSpecError, match="say how many by draft_vocab"):
         export_pair(checkpoint, checkpoint, tmp_path / "bundle", draft_vocab_text=[tmp_path / "text"])
     assert not (tmp_path / "bundle").exists()
 

@@ -94,7 +94,7 @@ def export_pair(
         raise EdgeSpecError("draft_vocab (--draft-vocab) trims a draft, but there is none; name one, or leave it out.")
     if draft_vocab_text and draft_vocab is None:
         raise EdgeSpecError(
-            "draft_vocab_text (--draft-vocab-text) says which ids to keep; say how many with draft_vocab (--draft-vocab)."
+            "draft_vocab_text (--draft-vocab-text) says which ids to keep; say how many by draft_vocab (--draft-vocab)."
         )
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
         target_checkpoint = _open(target, via, context, offline)
