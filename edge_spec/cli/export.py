@@ -12,7 +12,7 @@ from edge_spec.cli.inspect import print_manifest
 from edge_spec.cli.recipe_list import print_recipes
 
 EXPORTERS = ("native", "optimum")
-RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
+RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32", "auto")
 
 
 def add(commands: Any) -> None:
@@ -46,8 +46,8 @@ def add(commands: Any) -> None:
     storage.add_argument(
         "--recipe",
         metavar="RECIPE",
-        help=f"how the target is stored: {', '.join(RECIPES)} (cpu: w8a8, cuda: int4); without --target, the name of a "
-        "shipped recipe, as --pair",
+        help=f"how the target is stored: {', '.join(RECIPES)} (cpu: w8a8, cuda: int4), where auto measures "
+        "what pays on this machine; without --target, the name of a shipped recipe, as --pair",
     )
     storage.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
     storage.add_argument(

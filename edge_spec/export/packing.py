@@ -127,7 +127,7 @@ class Packer:
 
         def matrix(name: str, weight: Float32Array, storage: MatrixFormat) -> PackedMatrix:
             known = None if importance is None else getattr(importance, name)
-            return self._matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage, known)
+            return self.matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage, known)
 
         def vector(name: str, values: Float32Array | None) -> ir.TensorProtocol | None:
             return None if values is None else self.vector(prefix + name, values)
@@ -150,11 +150,34 @@ class Packer:
             post_mlp_norm=vector("post_mlp_norm", layer.post_mlp_norm),
         )
 
+    def matrix(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        read_rows: ReadRows,
+        storage: MatrixFormat,
+        importance: Float32Array | None = None,
+    ) -> PackedMatrix:
+        """Store one matrix [out, in] in a format of its own, reading some of its rows at a time."""
+        outputs, inputs = shape
+
+        def quantize(rows: Float32Array) -> Parts:
+            if storage == "int4":
+                return self._int4(rows, importance)
+            if storage == "w8a8":
+                return dict(zip(("weight", "scale"), quantize_channels(rows, self._signed_integers), strict=True))
+            return {"weight": rows.T.astype(_FLOAT_TYPES[storage])}
+
+        # Weights multiply from the right, so that outputs are columns; int4 kernels want them as rows.
+        axis = 0 if storage == "int4" else -1
+        tensors = self._store(name, shape, read_rows, quantize, axis)
+        return PackedMatrix(storage, inputs, outputs, tensors, self._recipe.block_size)
+
     def lm_head(
         self, shape: tuple[int, int], read_rows: ReadRows, importance: Float32Array | None = None
     ) -> PackedMatrix:
         """Store the output projection [vocab, hidden], reading a few thousand rows at a time."""
-        return self._matrix("lm_head", shape, read_rows, self._recipe.lm_head, importance)
+        return self.matrix("lm_head", shape, read_rows, self._recipe.lm_head, importance)
 
     def embedding(
         self, shape: tuple[int, int], read_rows: ReadRows, tied_lm_head: PackedMatrix | None
@@ -178,28 +201,6 @@ class Packer:
             return {**parts, "weight": parts["weight"].reshape(len(rows), -1)[:, :row_bytes]}
 
         return PackedEmbedding(storage, self._store("embedding", shape, read_rows, quantize, 0), block_size)
-
-    def _matrix(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        read_rows: ReadRows,
-        storage: MatrixFormat,
-        importance: Float32Array | None,
-    ) -> PackedMatrix:
-        outputs, inputs = shape
-
-        def quantize(rows: Float32Array) -> Parts:
-            if storage == "int4":
-                return self._int4(rows, importance)
-            if storage == "w8a8":
-                return dict(zip(("weight", "scale"), quantize_channels(rows, self._signed_integers), strict=True))
-            return {"weight": rows.T.astype(_FLOAT_TYPES[storage])}
-
-        # Weights multiply from the right, so that outputs are columns; int4 kernels want them as rows.
-        axis = 0 if storage == "int4" else -1
-        tensors = self._store(name, shape, read_rows, quantize, axis)
-        return PackedMatrix(storage, inputs, outputs, tensors, self._recipe.block_size)
 
     def _int4(self, rows: Float32Array, importance: Float32Array | None = None) -> Parts:
         block_size = self._recipe.block_size

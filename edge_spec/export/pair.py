@@ -11,13 +11,14 @@ from pathlib import Path
 import edge_spec
 from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, Via, new_bundle, read_manifest
 from edge_spec.errors import CheckpointError, EdgeSpecError
+from edge_spec.export.auto_recipe import Role, choose_recipe
 from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.export.draft_vocabulary import choose_speech
 from edge_spec.export.model import export_model
 from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
 from edge_spec.export.optimum_model import export_optimum_model, optimum_recipe
 from edge_spec.export.progress import Progress, silent
-from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe
+from edge_spec.export.recipe import AUTO, DEFAULT_RECIPES, Device, Recipe, find_recipe
 from edge_spec.manifest_check import LARGEST_TEXT
 
 AnyCheckpoint = Checkpoint | OptimumCheckpoint
@@ -88,6 +89,11 @@ def export_pair(
     draft_via = draft_via or via
     target_recipe = _find_recipe(recipe, default_target, device, via)
     chosen_draft_recipe = _find_recipe(draft_recipe, default_draft, device, draft_via)
+    if not check and AUTO in (target_recipe, chosen_draft_recipe if draft is not None else None):
+        raise EdgeSpecError(
+            "Recipe 'auto' chooses formats by their measured error, which needs the check of the written graph; leave "
+            "the check in (no --no-check), or name a recipe such as w8a8 or int4."
+        )
     if draft_vocab is not None and (isinstance(draft_vocab, bool) or draft_vocab < 1):
         raise EdgeSpecError(f"draft_vocab is {draft_vocab!r}, expected a number of ids above zero.")
     if draft_vocab is not None and draft is None:
@@ -109,9 +115,18 @@ def export_pair(
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_bytes(_checked_template(vocabulary.chat_template, target_checkpoint.source))
+        requested = {"target": recipe, "draft": None if draft is None else draft_recipe}
+        if device == "cuda" and any(asked in (AUTO, AUTO.name) for asked in requested.values()):
+            notes.append("Recipe auto is int4 on CUDA, which has no w8a8 to choose from; nothing was measured.")
+        if target_recipe == AUTO:
+            target_recipe, measured = _choose(target_checkpoint, folder / "target", "target", progress)
+            notes += measured
         target_record = _export(target_checkpoint, folder / "target", target_recipe, device, check, progress)
         draft_record = None
         if speech is not None:
+            if chosen_draft_recipe == AUTO:
+                chosen_draft_recipe, measured = _choose(speech.checkpoint, folder / "draft", "draft", progress)
+                notes += measured
             draft_record = _export(speech.checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress)
             speech.write(folder)
         progress("seal", 0, 1)
@@ -138,6 +153,11 @@ def export_pair(
 
 def _find_recipe(recipe: str | Recipe | None, default: str, device: Device, via: Via) -> Recipe:
     return optimum_recipe(recipe, device) if via == "optimum" else find_recipe(recipe or default, device)
+
+
+def _choose(checkpoint: AnyCheckpoint, scratch: Path, role: Role, progress: Progress) -> tuple[Recipe, tuple[str, ...]]:
+    assert not isinstance(checkpoint, OptimumCheckpoint)  # recipes by way of optimum are never auto
+    return choose_recipe(checkpoint, scratch, role, progress)
 
 
 def _open(source: str | os.PathLike[str], via: Via, context: int | None, offline: bool) -> AnyCheckpoint:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.export.recipe import RECIPES, Recipe, with_formats
+from edge_spec.export.recipe import AUTO, RECIPES, Recipe, with_formats
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -185,6 +185,10 @@ def _model(content: Mapping[str, Any], role: str, folder: Path) -> tuple[str, Re
         return source, None, licence
     if not isinstance(name, str) or name not in RECIPES:
         raise EdgeSpecError(f"[{role}] has the unknown recipe {name!r}; expected one of {', '.join(RECIPES)}.")
+    if name == AUTO.name and "formats" in table:
+        raise EdgeSpecError(
+            f"[{role}.formats] cannot be combined with recipe 'auto', which chooses the formats itself."
+        )
     try:
         recipe = with_formats(RECIPES[name], _table(table.get("formats", {}), f"[{role}.formats]"))
     except EdgeSpecError as error:

@@ -55,6 +55,9 @@ class Recipe:
         return {"name": self.name, **self.formats, **blocks}
 
 
+# What an automatic choice starts from. By itself it is no choice: export replaces it by one that was measured.
+AUTO = Recipe("auto", "int8", "w8a8", "w8a8", "w8a8", "w8a8", max_mean_kl=0.1)
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -63,6 +66,7 @@ RECIPES = {
         Recipe("w8a8", "int8", "w8a8", "w8a8", "w8a8", "w8a8", max_mean_kl=0.1),
         Recipe("int4", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.4),
         Recipe("int4-128", "int4", "int4", "int4", "int4", "int4", max_mean_kl=0.6, block_size=128),
+        AUTO,
     )
 }
 
@@ -76,11 +80,17 @@ _NOT_ON_CUDA = {"w8a8": "has no w8a8 kernel", "fp32": "computes attention in flo
 
 
 def find_recipe(recipe: str | Recipe, device: Device) -> Recipe:
-    """Return a recipe by its name, or the one given. Raises EdgeSpecError if it is unknown or not for ``device``."""
+    """Return a recipe by its name, or the one given; ``auto`` is int4 on CUDA, which has no w8a8.
+
+    Raises:
+        EdgeSpecError: it is unknown, or not for ``device``.
+    """
     if isinstance(recipe, str):
         if recipe not in RECIPES:
             raise EdgeSpecError(f"Unknown recipe {recipe!r}; expected one of {', '.join(RECIPES)}.")
         recipe = RECIPES[recipe]
+    if recipe == AUTO and device == "cuda":
+        return RECIPES["int4"]
     if recipe.block_size not in BLOCK_SIZES:
         expected = ", ".join(map(str, BLOCK_SIZES))
         raise EdgeSpecError(
