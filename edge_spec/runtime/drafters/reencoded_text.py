@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from edge_spec.runtime.tokenizer import TextTokenizer
 
-# Of a character whose bytes are not all there.
-_BROKEN = "\ufffd"
+# Of a character whose bytes are not all there, and how many there can be.
+_BROKEN, _LONGEST_CHARACTER = "\ufffd", 4
 
 # Target tokens that are encoded when reading begins; the draft reads no more of what it has missed.
 _FIRST = 64
@@ -42,7 +42,7 @@ class ReencodedText:
         self._start = 0  # where in the text reading began
         self._read: list[int] = []  # the target's tokens that are settled, from there on
         self._settled: list[int] = []  # the draft's tokens that spell them
-        self._marks: list[tuple[int, int]] = [(0, 0)]  # lengths of both, between which nothing straddles
+        self._marks: list[tuple[int, int]] = []  # lengths of both, between which nothing straddles; none before reading
         self._last: tuple[list[int], list[int]] = ([], [])
 
     def read(self, text: Sequence[int]) -> list[int]:
@@ -101,10 +101,10 @@ class ReencodedText:
 
     def _begin(self, text: Sequence[int]) -> None:
         """Begin to read near the end of a text, with a whole character."""
-        self._start = max(0, len(text) - _FIRST)
-        while self._start < len(text) and self._string(text[self._start : self._start + 4]).startswith(_BROKEN):
-            self._start += 1
         self._read, self._settled, self._marks = [], [], [(0, 0)]
+        first = max(0, len(text) - _FIRST)
+        later = range(first, min(first + _LONGEST_CHARACTER, len(text)) if first else 1)
+        self._start = next((i for i in later if not self._string(text[i:]).startswith(_BROKEN)), first)
 
     def _settle(self, text: Sequence[int]) -> bool:
         """Settle some tokens more; false if too few are left, or they cannot be parted from what follows."""
