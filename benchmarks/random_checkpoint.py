@@ -33,12 +33,11 @@ def _attention(layers: int) -> tuple[LayerAttention, ...]:
 
 def with_layers(facts: Architecture, layers: int) -> Architecture:
     """The same sizes with another number of layers."""
-    return replace(facts, layers=layers, attention=_attention(layers))
+    return replace(facts, attention=_attention(layers))
 
 
 SMALL = Architecture(
     family="qwen2",
-    layers=2,
     hidden_size=1024,
     intermediate_size=4096,
     heads=8,
@@ -56,7 +55,6 @@ SIZES = {
     "small": SMALL,
     "1.5b": replace(
         SMALL,
-        layers=28,
         attention=_attention(28),
         hidden_size=1536,
         intermediate_size=8960,
@@ -67,7 +65,6 @@ SIZES = {
     ),
     "7b": replace(
         SMALL,
-        layers=28,
         attention=_attention(28),
         hidden_size=3584,
         intermediate_size=18944,

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import Architecture, tensor_shapes
+from edge_spec.export.architecture import Architecture, LayerAttention, tensor_shapes
 from edge_spec.export.family import FAMILIES
 from edge_spec.export.gguf_checkpoint import GgufCheckpoint
 from edge_spec.export.gguf_file import GgufFile
@@ -24,25 +24,9 @@ from edge_spec.export.huggingface import HuggingFaceCheckpoint
 from edge_spec.export.pair import export_pair
 from edge_spec.runtime.model import Model
 from gguf_files import model_metadata, model_tensors, tokenizer_metadata, write_model
-from tiny_models import random_model, save_checkpoint
+from tiny_models import LLAMA3_ROPE, LONGROPE, YARN, random_model, save_checkpoint
 
 TOKENS = 60
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 500.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
-    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
-    "original_max_position_embeddings": 128,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 GEMMA3 = {
     "family": "gemma3",
     "num_hidden_layers": 7,
@@ -56,7 +40,7 @@ GEMMA3 = {
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "tie_word_embeddings": False},
     "llama-every-bias": {"family": "llama", "attention_bias": True, "mlp_bias": True},
-    "llama3-rope": {"family": "llama", "rope_parameters": LLAMA3},
+    "llama3-rope": {"family": "llama", "rope_parameters": LLAMA3_ROPE},
     "llama-linear-rope": {"family": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
     "llama-yarn": {"family": "llama", "rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}},
     "mistral": {"family": "mistral", "sliding_window": None},
@@ -167,7 +151,6 @@ def test_a_context_the_model_has_not_is_refused(tmp_path: Path, context: int) ->
 def test_names_are_those_of_the_gguf_package(family: Any) -> None:
     architecture = Architecture(
         family=family.name,
-        layers=3,
         hidden_size=8,
         intermediate_size=8,
         heads=1,
@@ -176,7 +159,7 @@ def test_names_are_those_of_the_gguf_package(family: Any) -> None:
         vocab_size=8,
         context_length=8,
         norm_epsilon=1e-5,
-        attention=(),
+        attention=(LayerAttention(None),) * 3,
         tied_embeddings=False,
         qkv_bias=family.qkv_bias,
         fused_projections=family.fused_projections,

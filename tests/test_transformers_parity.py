@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.export import export_pair
 from edge_spec.runtime.model import Model
-from tiny_models import TOKENS, VARIANTS, random_model, save_checkpoint
+from tiny_models import LLAMA3_ROPE, LONGROPE, TOKENS, VARIANTS, YARN, random_model, save_checkpoint
 
 Logits = npt.NDArray[np.float32]
 
@@ -24,14 +24,6 @@ CONTEXT = 96
 
 # Query heads that share a key-value head: hidden size, query heads, key-value heads.
 GROUPS = {1: (64, 4, 4), 3: (96, 6, 2), 7: (112, 7, 1)}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 CASES: dict[str, dict[str, Any]] = {
     f"{family}-{'tied' if tied else 'untied'}-group{group}": {
         "family": family,
@@ -51,15 +43,6 @@ CASES |= {
     "llama-other-theta": {"family": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "llama-wide-heads": {"family": "llama", "head_dim": 32, "num_hidden_layers": 3},
     "mistral-without-window": {"family": "mistral", "sliding_window": None},
-}
-# Where a context is stretched, from 32 tokens on, so that texts of 80 tell.
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 500.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
-    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
-    "original_max_position_embeddings": 192,
 }
 CASES |= {
     "llama-yarn": {"family": "llama", "rope_parameters": YARN},
@@ -92,7 +75,7 @@ CASES |= {
     "gemma3-wide-heads": {**VARIANTS["gemma3"], "head_dim": 32, "query_pre_attn_scalar": 32},
     "phi3": {"family": "phi3", "tie_word_embeddings": False},
     "phi3-window": {"family": "phi3", "sliding_window": 20},
-    "phi3-longrope": {"family": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 192},
+    "phi3-longrope": {"family": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 128},
     "phi3-part-of-the-head": {"family": "phi3", "head_dim": 32, "partial_rotary_factor": 0.5},
     "granite": VARIANTS["granite"],
     "granite-with-biases": {**VARIANTS["granite"], "attention_bias": True, "mlp_bias": True},

@@ -43,6 +43,25 @@ _FAMILIES: dict[str, tuple[Any, Any]] = {
     "granite": (GraniteConfig, GraniteForCausalLM),
 }
 
+# Contexts that are stretched beyond 32 tokens, fewer than the texts of tests have.
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+# Two sets of divisors, the short ones for up to 128 tokens.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+    "original_max_position_embeddings": 128,
+}
+
 # One model of each family with what sets it apart. Windows are shorter than the texts of tests.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         commands,
         "export",
         "turn a target and a draft model into a pair bundle",
-        "Turn a target and, optionally, a small draft with the same tokenizer into one pair bundle: quantized ONNX "
+        "Turn a target and, optionally, a small draft, best of the same family, into one pair bundle: quantized ONNX "
         "graphs that 'edge-spec run' generates with. A model is a GGUF file, a Hugging Face folder, or on the hub "
         "owner/name, owner/name:Q4_K_M or owner/name/file.gguf, each with @revision if need be.",
         "edge-spec export --list",
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         help="TOML file, or shipped recipe, that names the models and how they are stored; the options here win",
     )
     models.add_argument("--target", metavar="MODEL", help="the model whose text is wanted; --pair can name it instead")
-    models.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
+    models.add_argument("--draft", metavar="MODEL", help="a much smaller model, best with the same tokenizer")
     models.add_argument("--offline", action="store_true", help="take what is on the hub from its local cache only")
     models.add_argument("--list", action="store_true", help="print the recipes that are shipped, and export nothing")
     models.add_argument("--via", choices=EXPORTERS, default="native", help="who writes the target's graph (native)")

@@ -54,7 +54,6 @@ class Architecture:
     """
 
     family: str
-    layers: int
     hidden_size: int
     intermediate_size: int
     heads: int
@@ -79,6 +78,11 @@ class Architecture:
     embedding_rows: int | None = None
 
     @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.attention)
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """The different rotary embeddings, in the order of the layers."""
         return tuple(dict.fromkeys(layer.rope for layer in self.attention if layer.rope is not None))
@@ -96,8 +100,6 @@ def check_sizes(architecture: Architecture, where: str) -> None:
         require_size(name, getattr(facts, "vocab_size" if name == "logits_size" else name), where)
     if facts.heads % facts.kv_heads:
         raise CheckpointError(f"{where}: {facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")
-    if len(facts.attention) != facts.layers:
-        raise CheckpointError(f"{where}: {facts.layers} layers, but attention is described for {len(facts.attention)}")
     for rope in facts.ropes:
         # What attention's kernels rotate.
         if facts.head_size % 16 or rope.size % 16 or rope.size > facts.head_size:

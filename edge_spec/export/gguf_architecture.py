@@ -56,7 +56,6 @@ def read_architecture(file: GgufFile, family: Family, context: int | None) -> Ar
     scales = _read_scales(facts, family, layers, hidden, heads, head_size)
     architecture = Architecture(
         family=family.name,
-        layers=layers,
         hidden_size=hidden,
         intermediate_size=facts.integer("feed_forward_length"),
         heads=heads,

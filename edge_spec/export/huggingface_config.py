@@ -72,7 +72,6 @@ def read_architecture(config: Metadata, context: int | None) -> tuple[Family, Ar
         attention_scale = config.number("attention_multiplier", 1.0)
     return family, Architecture(
         family=family.name,
-        layers=layers,
         hidden_size=hidden,
         intermediate_size=config.integer("intermediate_size"),
         heads=heads,
