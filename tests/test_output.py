@@ -53,8 +53,9 @@ def feed(target: Output, blocks: list[list[int]]) -> tuple[str, list[int], list[
     for block in blocks:
         if target.finish_reason is not None:
             break
-        piece, tokens = target.push(block)
-        pieces.append(piece)
+        texts, tokens = target.push(block)
+        assert len(texts) == len(tokens)
+        pieces.append("".join(texts))
         emitted += tokens
     return "".join(pieces), emitted, pieces
 
@@ -107,7 +108,7 @@ def test_the_end_is_exact_and_the_same_for_every_division_into_blocks(
         assert streamed == text
     else:
         assert text.startswith(streamed)  # the rest may be the beginning of a stop string
-    assert target.push([0, 1]) == ("", ()) or reason is None
+    assert target.push([0, 1]) == ((), ()) or reason is None
 
 
 def test_no_part_of_a_stop_string_across_blocks_is_ever_streamed() -> None:
@@ -121,19 +122,19 @@ def test_no_part_of_a_stop_string_across_blocks_is_ever_streamed() -> None:
 @pytest.mark.parametrize("token", [EOS, STOP_TOKEN])
 def test_an_end_token_inside_a_block_is_the_last_token_and_no_text(token: int) -> None:
     target = output(stop_token_ids=[STOP_TOKEN], stop="bz")
-    assert target.push([0, 1, token, 4, 5]) == ("ab", (0, 1, token))
+    assert target.push([0, 1, token, 4, 5]) == (("a", "", "b"), (0, 1, token))
     assert target.finish_reason == "stop"
 
 
 def test_a_withheld_beginning_of_a_stop_string_comes_out_when_the_text_ends_otherwise() -> None:
     target = output(stop="bcz", max_new_tokens=3)
-    assert target.push(ids("abcde")) == ("abc", tuple(ids("abc")))
+    assert target.push(ids("abcde")) == (("a", "", "bc"), tuple(ids("abc")))
     assert target.finish_reason == "length"
 
 
 def test_a_stop_string_that_completes_at_the_length_limit_counts_as_a_stop() -> None:
     target = output(stop="bc", max_new_tokens=3)
-    assert target.push(ids("abcde")) == ("a", tuple(ids("abc")))
+    assert target.push(ids("abcde")) == (("a", "", ""), tuple(ids("abc")))
     assert target.finish_reason == "stop"
 
 
@@ -143,7 +144,7 @@ def test_a_stop_string_whose_last_bytes_are_settled_only_by_the_end_counts_as_a_
             return token_id == 2  # more bytes could follow
 
     target = Output(Bytes(), SamplingParams(stop="c", max_new_tokens=2), [EOS], 10)  # type: ignore[arg-type, call-arg]
-    assert target.push(ids("ac")) == ("a", tuple(ids("ac")))
+    assert target.push(ids("ac")) == (("a", ""), tuple(ids("ac")))
     assert target.finish_reason == "stop"
 
 
@@ -151,18 +152,18 @@ def test_a_stop_string_whose_last_bytes_are_settled_only_by_the_end_counts_as_a_
 def test_no_room_for_a_token_is_an_empty_completion(max_new_tokens: int, room: int) -> None:
     target = output(room, max_new_tokens=max_new_tokens)
     assert target.finish_reason == "length"
-    assert target.push(ids("abc")) == ("", ())
+    assert target.push(ids("abc")) == ((), ())
     assert (target.text, target.token_ids) == ("", [])
 
 
 def test_nothing_is_emitted_after_the_deadline() -> None:
     clock = Clock()
     target = output(deadline=2.0, clock=clock, stop="bz")
-    assert target.push(ids("ab")) == ("a", tuple(ids("ab")))
+    assert target.push(ids("ab")) == (("a", ""), tuple(ids("ab")))
     clock.now += 1.999
-    assert target.push(ids("cb")) == ("bc", tuple(ids("cb")))
+    assert target.push(ids("cb")) == (("bc", ""), tuple(ids("cb")))
     clock.now += 0.001
-    assert target.push(ids("de")) == ("b", ())  # what was held back comes out
+    assert target.push(ids("de")) == (("b",), ())  # what was held back comes out
     assert (target.finish_reason, target.text, target.token_ids) == ("deadline", "abcb", ids("abcb"))
 
 
@@ -171,7 +172,7 @@ def test_the_deadline_counts_from_the_request() -> None:
     target = output(deadline=2.0, clock=clock, started=97.0)
     assert target.poll() == ""
     assert target.finish_reason == "deadline"
-    assert target.push(ids("a")) == ("", ())
+    assert target.push(ids("a")) == ((), ())
 
 
 def test_a_deadline_that_passes_within_a_block_cuts_it_there() -> None:
@@ -189,8 +190,8 @@ def test_a_deadline_that_passes_within_a_block_cuts_it_there() -> None:
 def test_cancellation_ends_the_text_between_tokens_and_between_rounds() -> None:
     answers = iter([False, False, False, True])
     target = output(cancelled=lambda: next(answers))
-    assert target.push(ids("ab")) == ("ab", tuple(ids("ab")))
-    assert target.push(ids("cd")) == ("c", tuple(ids("c")))
+    assert target.push(ids("ab")) == (("a", "b"), tuple(ids("ab")))
+    assert target.push(ids("cd")) == (("c",), tuple(ids("c")))
     assert target.finish_reason == "cancelled"
     assert target.poll() == ""  # not asked again
 

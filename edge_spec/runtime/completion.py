@@ -48,6 +48,8 @@ class Chunk:
             texts, ``"deferred"`` for what a branch of the round before told), or ``"target"``.
         completion: the whole generation; only on the last chunk.
         logprobs: one for each of ``token_ids``; ``None`` if they were not asked for.
+        pieces: the text that each of ``token_ids`` made final, possibly none. Together they are ``text``, unless that
+            ends with what was held back when its time was over.
     """
 
     text: str
@@ -55,6 +57,7 @@ class Chunk:
     origins: tuple[str, ...]
     completion: Completion | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    pieces: tuple[str, ...] = ()
 
 
 def last_completion(chunks: Iterator[Chunk]) -> Completion:

@@ -53,9 +53,9 @@ def generate(
         if output.finish_reason is None:
             between_rounds()
             round_ = next(rounds)
-            text, emitted = output.push(round_.tokens)
+            pieces, emitted = output.push(round_.tokens)
             statistics.record(round_, len(emitted))
-            chunk = _chunk(text, emitted, round_)
+            chunk = _chunk(pieces, emitted, round_)
             logprobs.extend(chunk.logprobs or ())
         if output.finish_reason is not None:
             break
@@ -72,7 +72,9 @@ def generate(
     yield replace(chunk, completion=completion)
 
 
-def _chunk(text: str, emitted: tuple[int, ...], round_: Round) -> Chunk:
+def _chunk(pieces: tuple[str, ...], emitted: tuple[int, ...], round_: Round) -> Chunk:
     """Describe what a round added: of its tokens only those that were emitted."""
     logprobs = None if round_.logprobs is None else round_.logprobs[: len(emitted)]
-    return Chunk(text, emitted, round_.origins[: len(emitted)], logprobs=logprobs)
+    return Chunk(
+        "".join(pieces), emitted, round_.origins[: len(emitted)], logprobs=logprobs, pieces=pieces[: len(emitted)]
+    )

@@ -62,28 +62,31 @@ class Output:
         """Text that is final so far."""
         return self._stream.text
 
-    def push(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    def push(self, tokens: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Emit a round's tokens up to the end of the text; after that, nothing happens.
 
         Returns:
-            The text that became final, and the tokens that were emitted.
+            The text that each emitted token made final, possibly none, and these tokens. What ends a text without a
+            token of its own (its time is over) may add one more piece.
         """
         pieces = []
         before = len(self.token_ids)
         for token in tokens:
-            pieces.append(self.poll())
+            held = self.poll()
             if self.finish_reason is not None:
+                pieces += [held] if held else []
                 break
             self.token_ids.append(token)
             if token in self._ends:  # not part of the text, whether the tokenizer calls it special or not
                 pieces.append(self._end("stop"))
                 break
-            pieces.append(self._stream.push(token))
+            piece = self._stream.push(token)
             if self._stream.finished:
-                pieces.append(self._end("stop"))
+                piece += self._end("stop")
             elif len(self.token_ids) == self.limit:
-                pieces.append(self._end("length"))
-        return "".join(pieces), tuple(self.token_ids[before:])
+                piece += self._end("length")
+            pieces.append(piece)
+        return tuple(pieces), tuple(self.token_ids[before:])
 
     def poll(self) -> str:
         """End the text if it was cancelled or its time is over: to be called before each round.
