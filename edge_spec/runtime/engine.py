@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from edge_spec.bundle import TOKENIZER, Bundle, CacheType, Manifest, open_bundle
 from edge_spec.errors import RequestError
 from edge_spec.heap import give_back
-from edge_spec.runtime.admission import Admission
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
 from edge_spec.runtime.chat_template import checked_messages
@@ -44,6 +43,7 @@ from edge_spec.runtime.request import Request, RequestReader, checked_count
 from edge_spec.runtime.session import Session
 from edge_spec.runtime.shedding import sheddable_parts
 from edge_spec.runtime.statistics import Statistics
+from edge_spec.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,9 +118,10 @@ def load(
 class Engine:
     """A loaded pair and its caches.
 
-    Threads may share it: it serves one generation at a time, in the order in which they are begun. Consecutive requests
-    whose texts begin alike are answered without reading the beginning again; :meth:`session` does that for each of
-    several conversations.
+    Threads may share it, and one thread may read several streams: texts take turns, a target call each, as many at once
+    as their caches have room (``conversations`` of :func:`load`), and the others wait in the order in which they came.
+    What a request has in common with an earlier text is not read again; :meth:`session` keeps the cache of one
+    conversation apart from all others.
 
     Attributes:
         manifest: what the bundle says of itself.
@@ -184,8 +185,18 @@ class Engine:
         ngrams = _open_ngrams(ngram_table, self.manifest)
         self._suffix = SuffixDrafter(ngrams)
         free = (self._suffix, RecyclingDrafter())
-        self._drafters = DrafterPool(self.calibration, self.manifest.vocab_size, free, (LookupDrafter(),), model, clock)
         self._caches = CachePool(self._target, configuration.conversations * self._target.cache.limit)
+        turns = Turns(self._caches.slots)
+        self._turns = turns
+        self._drafters = DrafterPool(
+            self.calibration,
+            self.manifest.vocab_size,
+            free,
+            (LookupDrafter(),),
+            model,
+            clock,
+            lambda: turns.waiting,
+        )
         parts = sheddable_parts(
             self._suffix,
             partial(_open_ngrams, None, self.manifest),  # not the engine: what it holds must not hold it
@@ -210,8 +221,6 @@ class Engine:
             self._target.takes_trees,
             min(configuration.widest, self._target.widest_tree),
         )
-        self._text = self._caches.add()
-        self._admission = Admission()
         self._clock = clock
         self._process = os.getpid()
         self._closed = False
@@ -238,15 +247,18 @@ class Engine:
         """Write what drafting has learned from generated texts, and so pieces of them, to a file for :func:`load`.
 
         Raises:
-            RequestError: the engine is generating for this thread, or closed.
+            RequestError: the engine is closed, or had to give up what it knew.
             BundleError: the file cannot be written; an older one is then still there.
         """
-        with self._admission.turn():
-            self._require_open()
-            self._drafters.rollback(0)  # makes the last text known
-            if self._suffix.table is None:
-                raise RequestError("What was learned from other texts had to be given up, since memory is short.")
-            self._suffix.table.save(Path(path))
+        ticket = self._turns.enter(0)
+        try:
+            with self._turns.turn(ticket):
+                self._require_open()
+                if self._suffix.table is None:
+                    raise RequestError("What was learned from other texts had to be given up, since memory is short.")
+                self._suffix.table.save(Path(path))
+        finally:
+            self._turns.leave(ticket)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
         """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
@@ -313,7 +325,7 @@ class Engine:
             tree: whether proposals may branch, where that pays.
 
         Raises:
-            RequestError: an option is out of range, the prompt does not fit, or the engine is busy.
+            RequestError: an option is out of range, or the prompt does not fit.
             LogitsError: while generating, if a step leaves no token to choose.
         """
         options: GenerationOptions = {
@@ -340,7 +352,7 @@ class Engine:
             "max_draft": max_draft,
             "tree": tree,
         }
-        return self._stream(self._text, prompt_or_messages, options)
+        return self._stream(None, prompt_or_messages, options)
 
     def session(self) -> Session:
         """Begin a conversation with a cache of its own; see :class:`edge_spec.Session`."""
@@ -369,15 +381,18 @@ class Engine:
         self.close()
 
     def _stream(
-        self, text: CachedText, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]
+        self, text: CachedText | None, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]
     ) -> Iterator[Chunk]:
         """Check a request, and begin to answer it once somebody reads the answer."""
-        self._admission.require_no_turn()
         self._require_open()
         return self._answer(text, self._requests.read(prompt, options))
 
-    def _answer(self, text: CachedText, request: Request) -> Iterator[Chunk]:
-        started = self._clock()
+    def _answer(self, session: CachedText | None, request: Request) -> Iterator[Chunk]:
+        """Answer a request, taking turns with all others that are being answered."""
+        asked = self._clock()
+        self._require_open()
+        # Whoever closes the engine meanwhile takes them from it, and not from this answer.
+        target, drafters, caches, pressure = self._target, self._drafters, self._caches, self._pressure
         context = request.context
         prompt_length = len(context.tokens)
         output = Output(
@@ -386,44 +401,51 @@ class Engine:
             self.manifest.eos_token_ids,
             room=self.context - prompt_length,
             cancelled=request.cancelled,
-            started=started,
+            started=asked,
             clock=self._clock,
         )
         statistics = Statistics(prompt_length, None if context.sampling.greedy else context.sampling.seed)
-        last = None
+        length = prompt_length + output.limit
 
-        with self._admission.turn(lambda: self._closed or _has_ended(output)) as admitted:
+        def between_rounds() -> None:
             self._require_open()
-            # Whoever closes the engine meanwhile takes them from it, and not from this answer.
-            target, drafters, caches, pressure = self._target, self._drafters, self._caches, self._pressure
+            remaining = length - len(context.tokens)
+            statistics.memory_events.extend(pressure.check(len(context.tokens), remaining))
 
-            def between_rounds() -> None:
-                self._require_open()
-                length = len(context.tokens)
-                remaining = prompt_length + output.limit - length
-                statistics.memory_events.extend(pressure.check(length, remaining))
+        def give_up() -> bool:
+            return self._closed or output.has_ended()
 
-            statistics.waiting_seconds = self._clock() - started
-            if admitted:
-                caches.use(text, prompt_length + output.limit)
-                statistics.reused_tokens = text.begin(context.tokens)
-                drafters.rollback(0)
-            try:
-                on_call = self.calibration.costs.observe_verify
-                for chunk in generate(target, request, output, statistics, between_rounds, on_call, self._clock):
-                    if chunk.completion is None:
-                        yield chunk
-                    last = chunk
-            finally:
-                if admitted:
-                    # Rows of branches that were committed are not what another division into calls would give.
-                    exact = request.defer or self.exactness == "distribution"
-                    text.end(context.tokens if exact else context.tokens[:prompt_length])
-                    drafters.rollback(len(context.tokens))
-                    caches.leave(text)
-                    give_back()
-        assert last is not None  # every generation ends with one
-        yield last  # whoever stops reading here leaves the engine free
+        on_call = self.calibration.costs.observe_verify
+        steps = generate(target, request, output, statistics, between_rounds, on_call, self._clock)
+        ticket = self._turns.enter(target.cache.slots_for(length))
+        text: CachedText | None = None
+        step: Chunk | None = None
+        try:
+            while step is None or step.completion is None:
+                asked = self._clock()
+                with self._turns.turn(ticket, give_up) as admitted:
+                    statistics.waiting_seconds += self._clock() - asked
+                    self._require_open()
+                    if admitted:
+                        if text is None:
+                            text = caches.begin(context.tokens, length, session)
+                            statistics.reused_tokens = text.begin(context.tokens)
+                        caches.use(text, length)
+                        drafters.begin(context)
+                    step = next(steps)
+                    if step is not None and step.completion is not None and admitted:
+                        drafters.end(context)
+                if step is not None and step.completion is None:
+                    yield step
+        finally:
+            if text is not None:
+                # Rows of branches that were committed are not what another division into calls would give.
+                exact = request.defer or self.exactness == "distribution"
+                text.end(context.tokens if exact else context.tokens[:prompt_length])
+                caches.end(text)
+            self._turns.leave(ticket)
+            give_back()
+        yield step  # whoever stops reading here leaves the engine free
 
     def _forget(self, text: CachedText) -> None:
         if not self._closed:
@@ -437,11 +459,6 @@ class Engine:
             )
         if self._closed:  # last, since threads take turns at calls: what follows finds the engine as it is here
             raise RequestError("This engine is closed; load the bundle again.")
-
-
-def _has_ended(output: Output) -> bool:
-    output.poll()
-    return output.finish_reason is not None
 
 
 def _open_ngrams(path: str | os.PathLike[str] | None, manifest: Manifest) -> NgramTable:
