@@ -48,9 +48,9 @@ class Controller:
     Drafters that cost next to nothing are asked every round. The draft model is asked if a chain from it promises
     more than they do, and stops where the next token is no longer expected to pay.
 
-    While other texts wait for their turn, time is theirs as well: it is weighed by the speed of the whole engine if that
-    is the larger one, what the draft has to catch up with has to pay at once, and nothing is tried for the sake of
-    knowing.
+    While other texts wait for their turn, time is theirs as well: it is weighed by the speed of the whole engine if
+    that is the larger one, what the draft has to catch up with has to pay at once, and nothing is tried for the sake
+    of knowing.
     """
 
     def __init__(

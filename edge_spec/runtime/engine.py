@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from edge_spec.bundle import TOKENIZER, Bundle, CacheType, Manifest, open_bundle
 from edge_spec.errors import RequestError
 from edge_spec.heap import give_back
+from edge_spec.runtime.answers import Answers
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
-from edge_spec.runtime.chat_template import checked_messages
-from edge_spec.runtime.completion import Chunk, Completion, last_completion
+from edge_spec.runtime.completion import Chunk
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable
@@ -25,9 +25,10 @@ from edge_spec.runtime.drafters.of_pair import drafter_of_pair
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
+from edge_spec.runtime.engine_statistics import EngineMemory, EngineStatistics, Totals
 from edge_spec.runtime.exactness import Exactness
 from edge_spec.runtime.free_memory import available_memory, total_memory
-from edge_spec.runtime.generation import generate
+from edge_spec.runtime.generating import Generating
 from edge_spec.runtime.int8_cache import cache_types
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor
@@ -35,18 +36,16 @@ from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_budget import MemoryBudget, budget_bytes
 from edge_spec.runtime.memory_profile import read_profile, resident_memory
 from edge_spec.runtime.options import GenerationOptions
-from edge_spec.runtime.output import Output
 from edge_spec.runtime.pressure import MemoryPressure, usual_reserve
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.request import Request, RequestReader, checked_count
 from edge_spec.runtime.session import Session
 from edge_spec.runtime.shedding import sheddable_parts
-from edge_spec.runtime.statistics import Statistics
 from edge_spec.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
 _LOG = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ def load(
         raise RequestError(f"There is not enough memory to load {path}; load it with a smaller context.") from error
 
 
-class Engine:
+class Engine(Generating):
     """A loaded pair and its caches.
 
     Threads may share it, and one thread may read several streams: texts take turns, a target call each, as many at once
@@ -221,7 +220,20 @@ class Engine:
             self._target.takes_trees,
             min(configuration.widest, self._target.widest_tree),
         )
-        self._clock = clock
+        self._totals = Totals()
+        self._answers = Answers(
+            self._target,
+            pair.tokenizer,
+            self.manifest.eos_token_ids,
+            self._drafters,
+            self._caches,
+            self._turns,
+            self._pressure,
+            self._totals,
+            self.exactness == "distribution",
+            self.calibration.costs.observe_verify,
+            clock,
+        )
         self._process = os.getpid()
         self._closed = False
 
@@ -259,14 +271,6 @@ class Engine:
                 self._suffix.table.save(Path(path))
         finally:
             self._turns.leave(ticket)
-
-    def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
-        """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
-        return last_completion(self.stream(prompt, **options))
-
-    def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Completion:
-        """Answer ``messages``, such as ``[{"role": "user", "content": "Hi"}]``; see :meth:`stream` for the options."""
-        return last_completion(self.stream(checked_messages(messages), **options))
 
     def stream(
         self,
@@ -354,6 +358,22 @@ class Engine:
         }
         return self._stream(None, prompt_or_messages, options)
 
+    @property
+    def running(self) -> int:
+        """How many texts are being written now."""
+        return self._turns.running
+
+    @property
+    def waiting(self) -> int:
+        """How many requests want a turn that they do not have."""
+        return self._turns.waiting
+
+    def statistics(self) -> EngineStatistics:
+        """What was generated since loading, and where memory stands."""
+        self._require_open()
+        memory = EngineMemory(self.plan.total_bytes, resident_memory(), self._caches.cache_bytes)
+        return self._totals.statistics(self.running, self.waiting, memory)
+
     def session(self) -> Session:
         """Begin a conversation with a cache of its own; see :class:`edge_spec.Session`."""
         self._require_open()
@@ -367,7 +387,7 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._caches.clear()
-            del self._target, self._drafters, self._requests, self._caches, self._suffix, self._pressure
+            del self._target, self._drafters, self._requests, self._caches, self._suffix, self._pressure, self._answers
             give_back()
 
     def __enter__(self) -> Engine:
@@ -387,65 +407,10 @@ class Engine:
         self._require_open()
         return self._answer(text, self._requests.read(prompt, options))
 
-    def _answer(self, session: CachedText | None, request: Request) -> Iterator[Chunk]:
-        """Answer a request, taking turns with all others that are being answered."""
-        asked = self._clock()
+    def _answer(self, text: CachedText | None, request: Request) -> Iterator[Chunk]:
         self._require_open()
-        # Whoever closes the engine meanwhile takes them from it, and not from this answer.
-        target, drafters, caches, pressure = self._target, self._drafters, self._caches, self._pressure
-        context = request.context
-        prompt_length = len(context.tokens)
-        output = Output(
-            self._tokenizer,
-            context.sampling,
-            self.manifest.eos_token_ids,
-            room=self.context - prompt_length,
-            cancelled=request.cancelled,
-            started=asked,
-            clock=self._clock,
-        )
-        statistics = Statistics(prompt_length, None if context.sampling.greedy else context.sampling.seed)
-        length = prompt_length + output.limit
-
-        def between_rounds() -> None:
-            self._require_open()
-            remaining = length - len(context.tokens)
-            statistics.memory_events.extend(pressure.check(len(context.tokens), remaining))
-
-        def give_up() -> bool:
-            return self._closed or output.has_ended()
-
-        on_call = self.calibration.costs.observe_verify
-        steps = generate(target, request, output, statistics, between_rounds, on_call, self._clock)
-        ticket = self._turns.enter(target.cache.slots_for(length))
-        text: CachedText | None = None
-        step: Chunk | None = None
-        try:
-            while step is None or step.completion is None:
-                asked = self._clock()
-                with self._turns.turn(ticket, give_up) as admitted:
-                    statistics.waiting_seconds += self._clock() - asked
-                    self._require_open()
-                    if admitted:
-                        if text is None:
-                            text = caches.begin(context.tokens, length, session)
-                            statistics.reused_tokens = text.begin(context.tokens)
-                        caches.use(text, length)
-                        drafters.begin(context)
-                    step = next(steps)
-                    if step is not None and step.completion is not None and admitted:
-                        drafters.end(context)
-                if step is not None and step.completion is None:
-                    yield step
-        finally:
-            if text is not None:
-                # Rows of branches that were committed are not what another division into calls would give.
-                exact = request.defer or self.exactness == "distribution"
-                text.end(context.tokens if exact else context.tokens[:prompt_length])
-                caches.end(text)
-            self._turns.leave(ticket)
-            give_back()
-        yield step  # whoever stops reading here leaves the engine free
+        # Whoever closes the engine meanwhile takes this from it, and not from the answer.
+        yield from self._answers.answer(request, text, self._require_open, lambda: self._closed)
 
     def _forget(self, text: CachedText) -> None:
         if not self._closed:
