@@ -219,7 +219,9 @@ class _Wrapper:
     def __call__(self, text: str) -> list[int]:
         tokens = self._tokenizer.encode(self._before + text, add_special_tokens=False)
         skipped = len(self._skipped)
-        return tokens[skipped:] if tokens[:skipped] == self._skipped else []
+        # A tokenizer that cannot write the text, or not behind a line break, has no say in how it is written.
+        written = tokens[:skipped] == self._skipped and self._tokenizer.decode(tokens, False).endswith(text)
+        return tokens[skipped:] if written else []
 
 
 def _limits() -> object:

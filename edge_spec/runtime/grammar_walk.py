@@ -12,7 +12,7 @@ from edge_spec.runtime.grammar import bounded
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 
 # Why a matcher stops where no token goes on, though the text must.
-_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+_DEAD_END = "NoExtension"
 
 
 class WalkError(Exception):
@@ -92,7 +92,7 @@ class GrammarWalk:
             problem: Exception | None = error
         else:
             problem = None
-        if self._matcher.is_error() and self._matcher.stop_reason() in _DEAD_ENDS:
+        if self._matcher.is_error() and self._matcher.get_error().startswith(_DEAD_END):
             self._restart()
             return np.zeros((self._vocabulary.size + 7) // 8, np.uint8)
         self._require_sound()
