@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
     from edge_spec.runtime.engine import Engine, load
     from edge_spec.runtime.engine_statistics import EngineStatistics
+    from edge_spec.runtime.grammar import Grammar
     from edge_spec.runtime.logits_processors import LogitsProcessor
     from edge_spec.runtime.logprobs import TokenLogprobs
     from edge_spec.runtime.proposal import Proposal
@@ -31,6 +32,7 @@ __all__ = [
     "EdgeSpecError",
     "Engine",
     "EngineStatistics",
+    "Grammar",
     "LogitsError",
     "LogitsProcessor",
     "MemoryBudgetError",
@@ -51,6 +53,7 @@ _HOMES = {
     "EdgeSpecError": "edge_spec.errors",
     "Engine": "edge_spec.runtime.engine",
     "EngineStatistics": "edge_spec.runtime.engine_statistics",
+    "Grammar": "edge_spec.runtime.grammar",
     "LogitsError": "edge_spec.errors",
     "LogitsProcessor": "edge_spec.runtime.logits_processors",
     "MemoryBudgetError": "edge_spec.errors",
