@@ -46,8 +46,6 @@ class PromptEncoder:
             BundleError: the tokenizer is damaged, or not that of the models.
         """
         tokens: list[int]
-        if tools and not (isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)):
-            raise RequestError("tools are for the chat template; give chat messages with them instead of a text.")
         if isinstance(prompt, str):
             tokens = self._tokenizer.encode(prompt)
         elif isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__getitem__"):
@@ -56,8 +54,11 @@ class PromptEncoder:
             )
         elif len(prompt) and isinstance(prompt[0], Mapping):
             tokens = self._tokenizer.encode(self._rendered(prompt, tools), add_special_tokens=False)  # type: ignore[arg-type]
+            tools = None
         else:
             tokens = _checked_ids(prompt, self._manifest.vocab_size)
+        if tools:
+            raise RequestError("tools are for the chat template; give chat messages with them instead of a text.")
         if tokens and max(tokens) >= self._manifest.vocab_size:
             raise BundleError(
                 f"The tokenizer gives the id {max(tokens)}, but this vocabulary has {self._manifest.vocab_size} ids; "

@@ -8,7 +8,6 @@ from pathlib import Path
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
-
 # Byte-level tokenizers write each byte as a character that can be printed: itself, or one from 256 on.
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
