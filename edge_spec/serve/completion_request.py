@@ -40,9 +40,8 @@ class CompletionRequest(GenerationFields):
         """Return the prompts; there may be several."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[token for token in self.prompt if isinstance(token, int)]]
-        return [prompt for prompt in self.prompt if not isinstance(prompt, int)] or [""]
+        items: list[Any] = [*self.prompt]
+        return [items] if not items or isinstance(items[0], int) else items
 
     def options(self, context: int) -> dict[str, Any]:
         """Return the options of :meth:`edge_spec.Engine.stream`.

@@ -42,14 +42,16 @@ class Gate:
                 await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        state["client"] = address = scope["client"][0] if scope.get("client") else "local"
         try:
             self._check_host(headers.get("host", ""))
             key = self._check_key(headers.get("authorization", ""), scope["path"])
         except ApiError as error:
             await Response(error.content(), error.status, error.headers, "application/json")(scope, receive, send)
             return
-        address = scope["client"][0] if scope.get("client") else "local"
-        scope.setdefault("state", {})["client"] = f"{address} key {key}" if key else address
+        if key:
+            state["client"] = f"{address} key {key}"
         await self._app(scope, receive, send)
 
     def _check_host(self, given: str) -> None:

@@ -34,3 +34,4 @@ def log_as_json(stream: TextIO | None = None, level: int = logging.INFO) -> None
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
+        logging.getLogger(name).setLevel(logging.WARNING)  # that it starts and stops is said by others

@@ -61,7 +61,7 @@ class RequestRecord:
         rounds = sum(one.rounds for one in statistics)
         new_tokens = sum(one.new_tokens for one in statistics)
         accepted = sum(one.accepted for one in statistics)
-        fields = {
+        fields: dict[str, Any] = {
             "id": self.id,
             "client": self.client,
             "method": self.method,

@@ -42,7 +42,8 @@ class ToolCallReader:
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
         """Add text. Returns the content and the calls that are complete by that."""
         self._text += text
-        content, found = "", []
+        content = ""
+        found: list[ToolCall] = []
         while True:
             if not self._inside:
                 start = self._text.find(OPEN)
