@@ -130,6 +130,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, api_keys: tuple[str, ...]) -> ServeSettings:
+    from edge_spec.prompt_record import PromptRecorder
     from edge_spec.serve.settings import ServeSettings
 
     source = arguments.bundle if arguments.target is None else Path(arguments.target.partition("@")[0])
@@ -145,6 +146,7 @@ def _settings(arguments: argparse.Namespace, api_keys: tuple[str, ...]) -> Serve
         max_request_bytes=arguments.max_request_bytes,
         log_prompts=arguments.log_prompts,
         grace_seconds=arguments.grace,
+        recorder=None if arguments.record is None else PromptRecorder(arguments.record),
     )
 
 

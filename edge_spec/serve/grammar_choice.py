@@ -36,6 +36,6 @@ def grammar_of(fields: GrammarFields | None, schema: Mapping[str, Any] | None, a
             return Grammar.json_schema(schema)
         if fields is None:
             return Grammar.json_object()
-        return Grammar.lark(fields.lark) if fields.regex is None else Grammar.regex(fields.regex)
+        return Grammar.lark(fields.lark or "") if fields.regex is None else Grammar.regex(fields.regex)
     except RequestError as error:
         raise of_request(error, param) or error from error
