@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_spec.errors import EdgeSpecError, LogitsError, MemoryBudgetError
+    from edge_spec.prompt_record import PromptRecorder
     from edge_spec.runtime.completion import Chunk, Completion
     from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
     from edge_spec.runtime.engine import Engine, load
+    from edge_spec.runtime.grammar import Grammar
     from edge_spec.runtime.logits_processors import LogitsProcessor
     from edge_spec.runtime.logprobs import TokenLogprobs
     from edge_spec.runtime.proposal import Proposal
@@ -28,10 +30,12 @@ __all__ = [
     "Drafter",
     "EdgeSpecError",
     "Engine",
+    "Grammar",
     "LogitsError",
     "LogitsProcessor",
     "MemoryBudgetError",
     "Outcome",
+    "PromptRecorder",
     "Proposal",
     "SamplingParams",
     "Session",
@@ -46,10 +50,12 @@ _HOMES = {
     "Drafter": "edge_spec.runtime.drafters.protocol",
     "EdgeSpecError": "edge_spec.errors",
     "Engine": "edge_spec.runtime.engine",
+    "Grammar": "edge_spec.runtime.grammar",
     "LogitsError": "edge_spec.errors",
     "LogitsProcessor": "edge_spec.runtime.logits_processors",
     "MemoryBudgetError": "edge_spec.errors",
     "Outcome": "edge_spec.runtime.drafters.protocol",
+    "PromptRecorder": "edge_spec.prompt_record",
     "Proposal": "edge_spec.runtime.proposal",
     "SamplingParams": "edge_spec.runtime.sampling_params",
     "Session": "edge_spec.runtime.session",
