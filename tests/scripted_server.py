@@ -16,8 +16,8 @@ import edge_spec.serve
 
 PAGE = Path(edge_spec.serve.__file__).parent / "page.html"
 CONTENT_POLICY = (
-    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 GIB = 1 << 30
 

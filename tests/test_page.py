@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from scripted_server import PAGE, Script, scripted_server
+from page_visit import Visit, answers, overflows, say, shows, wait_for_end
+from scripted_server import PAGE, Script
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Page
 
 ROUNDS = [
     [("Coun", "model"), ("ting", "suffix"), (" wörds", "target")],
@@ -24,79 +22,9 @@ ROUNDS = [
 TEXT = "Counting wörds:\n```python\nlen(x)\n```\nDone."
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("THE PAGE IS NOT TESTED: there is no chromium")
-    driver = pytest.importorskip("playwright.sync_api", reason="THE PAGE IS NOT TESTED: playwright is not installed")
-    with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """Opens the page in front of a scripted server; nothing may go wrong in it unnoticed."""
-
-    def __init__(self, browser: Browser) -> None:
-        self.complaints: list[str] = []
-        self._browser = browser
-        self._stack = ExitStack()
-
-    def __call__(self, script: Script, **context: Any) -> Page:
-        self._server = self._stack.enter_context(ExitStack())
-        return self.open(self._server.enter_context(scripted_server(script)), **context)
-
-    def open(self, address: str, **context: Any) -> Page:
-        page = self._stack.enter_context(self._browser.new_context(**context)).new_page()
-        page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
-        page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
-        page.goto(address)
-        return page
-
-    def stop_server(self) -> None:
-        self._server.close()
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Visit]:
-    visit = Visit(browser)
-    yield visit
-    visit.close()
-    # A browser reports every refused request by itself.
-    assert [text for text in visit.complaints if "Failed to load resource" not in text] == []
-
-
-def say(page: Page, message: str) -> None:
-    page.get_by_label("Your message").fill(message)
-    page.keyboard.press("Enter")
-
-
-def answers(page: Page) -> Locator:
-    return page.get_by_role("article", name="Answer")
-
-
-def wait_for_end(page: Page) -> None:
-    page.get_by_role("button", name="Send").wait_for()
-
-
-def shows(page: Page, words: str | re.Pattern[str]) -> None:
-    page.get_by_text(words).first.wait_for()
-
-
-def overflows(page: Page) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth > innerWidth"))
-
-
 def test_page_needs_nothing_from_elsewhere() -> None:
     text = PAGE.read_text()
-    assert not re.search(r"https?://|//[a-z]+\.|\bsrc=|@import|url\(", text)
+    assert not re.search(r"https?://(?!www.w3.org/2000/svg')|(?<!http:)//[a-z]+\.|\bsrc=|@import|url\(", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function", text)
 
 
