@@ -28,6 +28,7 @@ class Script:
 
     Attributes:
         rounds: the answer's tokens, as (text, drafter), by target call.
+        acceptance: what it tells of acceptance by position.
         plain: the answer without speculation; the same text if ``None``.
         pause: seconds between rounds.
         endless: say the rounds again and again, until nobody listens.
@@ -39,6 +40,7 @@ class Script:
     """
 
     rounds: list[list[tuple[str, str]]] = field(default_factory=list)
+    acceptance: tuple[float, ...] = (0.75, 0.5)
     plain: list[str] | None = None
     pause: float = 0.0
     endless: bool = False
@@ -111,7 +113,11 @@ class _Handler(BaseHTTPRequestHandler):
                 tokens += len(told)
                 spoken += 1
                 last = spoken == len(rounds) and not script.endless
-                self._event(_chunk("".join(text for text, _ in told), described, tokens, spoken, request, last))
+                chunk = _chunk("".join(text for text, _ in told), described)
+                if last:
+                    chunk["edge_spec"] |= _ending(tokens, spoken, request["speculation"] != "off", script.acceptance)
+                    chunk["choices"][0]["finish_reason"] = "stop"
+                self._event(chunk)
                 if script.breaks:
                     return
             if not script.endless:
@@ -144,27 +150,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _chunk(
-    text: str, described: list[dict[str, Any]], tokens: int, rounds: int, request: dict[str, Any], last: bool
-) -> dict[str, Any]:
-    extension: dict[str, Any] = {"tokens": described}
-    if last:
-        speculates = request["speculation"] != "off"
-        statistics = {
-            "prompt_tokens": 9,
-            "new_tokens": tokens,
-            "rounds": rounds,
-            "mean_accepted_length": tokens / rounds,
-            "tokens_per_second": 40.0 if speculates else 20.0,
-            "ttft_seconds": 0.25,
-            "draft_seconds": 0.1 if speculates else 0.0,
-            "verify_seconds": 0.8,
-            "overhead_seconds": 0.1,
-            "acceptance_by_position": [0.75, 0.5] if speculates else [],
-        }
-        extension |= {"statistics": statistics, "finish_reason": "stop"}
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": "stop" if last else None}
-    return {"object": "chat.completion.chunk", "choices": [choice], "edge_spec": extension}
+def _chunk(text: str, described: list[dict[str, Any]]) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    return {"object": "chat.completion.chunk", "choices": [choice], "edge_spec": {"tokens": described}}
+
+
+def _ending(tokens: int, rounds: int, speculates: bool, acceptance: tuple[float, ...]) -> dict[str, Any]:
+    statistics = {
+        "prompt_tokens": 9,
+        "new_tokens": tokens,
+        "rounds": rounds,
+        "mean_accepted_length": tokens / rounds,
+        "tokens_per_second": 40.0 if speculates else 20.0,
+        "ttft_seconds": 0.25,
+        "draft_seconds": 0.1 if speculates else 0.0,
+        "verify_seconds": 0.8,
+        "overhead_seconds": 0.1,
+        "acceptance_by_position": acceptance if speculates else (),
+    }
+    return {"statistics": statistics, "finish_reason": "stop"}
 
 
 def _status() -> dict[str, Any]:

@@ -63,6 +63,7 @@ def test_figures_tell_what_the_answer_cost(visit: Visit) -> None:
     shows(page, "This answer")
     assert page.locator("#speed").inner_text() == "40.0" and page.locator("#mal").inner_text() == "2.75"
     assert page.locator("#positions i").evaluate_all("bars => bars.map(bar => bar.style.height)") == ["75%", "50%"]
+    assert page.locator("#positions").inner_text().split() == ["75", "1", "50", "2"]
     assert page.locator("#times-key").inner_text().split("\n") == ["drafting 10 %", "verifying 80 %", "overhead 10 %"]
     legend = dict(
         re.split(r"\n.*\n", row)
@@ -174,7 +175,12 @@ def test_text_of_a_model_is_never_markup(visit: Visit) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_screen_needs_no_horizontal_scrolling(visit: Visit, scheme: str) -> None:
     wide = [[("w" * 300, "model"), (" " + "ö" * 90, "target")], [("\n```\n" + "x = 1; " * 60, "suffix")]]
-    page = visit(Script(wide), viewport={"width": 360, "height": 640}, has_touch=True, color_scheme=scheme)
+    page = visit(
+        Script(wide, acceptance=(1.0,) * 20),
+        viewport={"width": 360, "height": 640},
+        has_touch=True,
+        color_scheme=scheme,
+    )
     say(page, "v" * 200)
     page.get_by_role("button", name="Same again").click()
     shows(page, "The same text")
@@ -182,6 +188,8 @@ def test_a_phone_screen_needs_no_horizontal_scrolling(visit: Visit, scheme: str)
     assert page.locator("pre").first.evaluate("pre => pre.scrollWidth > pre.clientWidth")  # code scrolls by itself
     page.get_by_role("button", name="Figures").click()
     assert page.get_by_text("Memory against plan").is_visible() and not overflows(page)
+    assert page.locator("#positions li").count() == 16
+    assert page.locator("#figures").evaluate("node => node.scrollWidth <= node.clientWidth")
     page.keyboard.press("Escape")
     assert page.get_by_text("Memory against plan").is_hidden()
     page.get_by_role("button", name="Settings").click()
