@@ -29,7 +29,9 @@ def engine(tiny_bundle: Callable[..., Path]) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def locked(engine: Engine) -> Iterator[Running]:
-    with serving(engine, api_keys=(KEY, OTHER), allowed_hosts=("nas.local",), cors_origins=("https://a.example",)) as it:
+    with serving(
+        engine, api_keys=(KEY, OTHER), allowed_hosts=("nas.local",), cors_origins=("https://a.example",)
+    ) as it:
         yield it
 
 
@@ -94,7 +96,9 @@ def test_a_body_beyond_the_limit_is_refused_however_it_comes(open_: Running) -> 
     large = json.dumps({"messages": [{"role": "user", "content": "x" * 5000}]}).encode()
     headers = {"Content-Type": "application/json"}
     whole = open_.client.post("/v1/chat/completions", content=large, headers=headers)
-    chunked = open_.client.post("/v1/chat/completions", content=(large[i : i + 99] for i in range(0, 5099, 99)), headers=headers)
+    chunked = open_.client.post(
+        "/v1/chat/completions", content=(large[i : i + 99] for i in range(0, 5099, 99)), headers=headers
+    )
     for response in (whole, chunked):
         assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
     assert open_.chat().status_code == 200
@@ -170,7 +174,8 @@ def test_paths_and_methods_that_are_not_there_are_told_in_the_same_shape(open_: 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"api_keys": ("short",)}, {"parallel": 0}, {"queue_limit": -1}, {"max_request_bytes": 1}, {"model": "a b"}]
+    "wrong",
+    [{"api_keys": ("short",)}, {"parallel": 0}, {"queue_limit": -1}, {"max_request_bytes": 1}, {"model": "a b"}],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError):

@@ -146,7 +146,9 @@ def test_an_answer_obeys_a_json_schema(client: openai.OpenAI) -> None:
 
 def test_an_answer_is_a_json_object(client: openai.OpenAI) -> None:
     bias = {str(ord("}") - 33): 100}  # ends it soon
-    text = ask(client, response_format={"type": "json_object"}, logit_bias=bias, max_tokens=200).choices[0].message.content
+    text = (
+        ask(client, response_format={"type": "json_object"}, logit_bias=bias, max_tokens=200).choices[0].message.content
+    )
     assert text.startswith("{")
 
 
