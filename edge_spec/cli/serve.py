@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,8 +125,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         with engine:
             host, port = opened.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            print(f"Serving {settings.model} at http://{shown}:{port}/ (Ctrl-C ends it)", file=sys.stderr, flush=True)
-            run(Server(create_app(engine, settings), settings.grace_seconds), opened)
+            address = f"Serving {settings.model} at http://{shown}:{port}/ (Ctrl-C ends it)"
+            ready = partial(print, address, file=sys.stderr, flush=True)
+            run(Server(create_app(engine, settings), settings.grace_seconds, ready), opened)
     return 0
 
 

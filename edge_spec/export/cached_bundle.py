@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def cached_bundle(
     path = (default_folder() if folder is None else folder) / f"{stem}-{digest}.pair"
     if _is_whole(path):
         return path, (f"Using {path}, which was exported before.",)
+    if path.exists():  # by another version, or damaged
+        shutil.rmtree(path)
     report = export_pair(
         target,
         draft,
@@ -64,7 +67,6 @@ def cached_bundle(
         recipe=recipe,
         draft_recipe=draft_recipe,
         device=device,
-        overwrite=True,  # what is there cannot be read
         offline=offline,
         progress=progress,
     )

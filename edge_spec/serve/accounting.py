@@ -33,18 +33,26 @@ class Accounting:
         record = RequestRecord(scope["method"], scope["path"][:200])
         state = scope.setdefault("state", {})
         state["record"] = record
-        begun = False
+        begun, whole = False, not _has_body(scope)
+
+        async def reading() -> Message:
+            nonlocal whole
+            message = await receive()
+            whole = whole or not message.get("more_body", False)
+            return message
 
         async def observed(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun, record.status = True, message["status"]
                 headers = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
+                if not whole:  # the rest of a body that nobody wants could go on for ever
+                    headers.append((b"connection", b"close"))
                 message = {**message, "headers": headers}
             await send(message)
 
         try:
-            await self._app(scope, receive, observed)
+            await self._app(scope, reading, observed)
         except Exception as error:
             record.error = type(error).__name__
             _LOG.exception("a request failed", extra={"fields": {"id": record.id, "path": record.path}})
@@ -56,6 +64,11 @@ class Accounting:
             self._metrics.count(record)
             level = logging.DEBUG if record.path in _QUIET and record.status == 200 else logging.INFO
             _LOG.log(level, "request", extra={"fields": record.fields()})
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def record_of(request: Request) -> RequestRecord:

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -27,12 +27,13 @@ _BACKLOG = 256
 class Server(uvicorn.Server):
     """Serves an app; :meth:`stop` ends it in order."""
 
-    def __init__(self, app: FastAPI, grace_seconds: float) -> None:
+    def __init__(self, app: FastAPI, grace_seconds: float, ready: Callable[[], None] = lambda: None) -> None:
         """Serve an app.
 
         Args:
             app: as built by ``create_app``.
             grace_seconds: how long requests may take to end once the server is told to stop.
+            ready: is called once it serves.
         """
         super().__init__(
             uvicorn.Config(
@@ -46,7 +47,13 @@ class Server(uvicorn.Server):
             )
         )
         self._desk: Desk = app.state.desk
-        self._grace_seconds = grace_seconds
+        self._grace_seconds, self._ready = grace_seconds, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
 
     def stop(self) -> None:
         """Take nothing in any more, let what runs end within the grace period, and then return from :meth:`serve`."""
