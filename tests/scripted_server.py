@@ -166,7 +166,8 @@ def _ending(tokens: int, rounds: int, speculates: bool, acceptance: tuple[float,
         "draft_seconds": 0.1 if speculates else 0.0,
         "verify_seconds": 0.8,
         "overhead_seconds": 0.1,
-        "acceptance_by_position": acceptance if speculates else (),
+        "drafted_by_position": [100] * len(acceptance) if speculates else [],
+        "accepted_by_position": [100 * share for share in acceptance] if speculates else [],
     }
     return {"statistics": statistics, "finish_reason": "stop"}
 
@@ -177,7 +178,8 @@ def _status() -> dict[str, Any]:
         "new_tokens": 500,
         "accepted": 300,
         "accepted_by_drafter": {"suffix": 200, "model": 100},
-        "acceptance_by_position": [0.7, 0.4],
+        "drafted_by_position": [10, 5],
+        "accepted_by_position": [7, 2],
         "mean_accepted_length": 2.5,
         "tokens_per_second": 31.5,
         "draft_seconds": 1.0,

@@ -58,6 +58,7 @@ def test_figures_tell_what_the_answer_cost(visit: Visit) -> None:
     shows(page, "31.5")
     shows(page, "1.00 GiB in use; 1.50 GiB planned (the mark), within a budget of 2.00 GiB.")
     assert page.locator("#memory i").evaluate("bar => bar.style.width") == "50%"
+    assert page.locator("#positions").inner_text().split() == ["70", "1", "40", "2"]
     say(page, "count")
     wait_for_end(page)
     shows(page, "This answer")
