@@ -13,7 +13,7 @@ optimum := $(venv)/optimum# an environment on top of the other, with what optimu
 pip     := $(bin)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-optimum lint types layers format clean
+.PHONY: help demo test test-optimum lint types layers docs format clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -37,6 +37,11 @@ types: $(venv)/dev.stamp ## check types, strictly
 
 layers: $(venv)/dev.stamp ## check which module may import which
 	$(bin)/lint-imports
+
+docs: $(venv)/dev.stamp ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+	@! grep -rEn '<(script|link|img)[^>]* (src|href)="?(https?:)?//' build/site --include='*.html' || { \
+	  echo "The pages above load something from elsewhere; they have to be readable without a network." >&2; exit 1; }
 
 format: $(venv)/dev.stamp ## put the code into shape
 	$(bin)/ruff check --fix .

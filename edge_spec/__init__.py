@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_spec.errors import EdgeSpecError, LogitsError, MemoryBudgetError
+    from edge_spec.prompt_record import PromptRecorder
     from edge_spec.runtime.completion import Chunk, Completion
     from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
     from edge_spec.runtime.engine import Engine, load
@@ -37,6 +38,7 @@ __all__ = [
     "LogitsProcessor",
     "MemoryBudgetError",
     "Outcome",
+    "PromptRecorder",
     "Proposal",
     "SamplingParams",
     "Session",
@@ -58,6 +60,7 @@ _HOMES = {
     "LogitsProcessor": "edge_spec.runtime.logits_processors",
     "MemoryBudgetError": "edge_spec.errors",
     "Outcome": "edge_spec.runtime.drafters.protocol",
+    "PromptRecorder": "edge_spec.prompt_record",
     "Proposal": "edge_spec.runtime.proposal",
     "SamplingParams": "edge_spec.runtime.sampling_params",
     "Session": "edge_spec.runtime.session",

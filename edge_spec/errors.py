@@ -45,6 +45,10 @@ class RequestError(EdgeSpecError, ValueError):
     """A request is invalid: a sampling parameter, a token id, a prompt longer than the context."""
 
 
+class PromptTooLongError(RequestError):
+    """A prompt leaves no room for an answer in the context."""
+
+
 class LogitsError(EdgeSpecError):
     """The logits of one step leave nothing to choose: they are not finite, or every token is excluded.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,26 @@ def _export_tiny(folder: Path, **metadata: str) -> Path:
 
     model = write_model(folder / "tiny.gguf", metadata={**METADATA, **metadata})
     return export_pair(model, None, folder / "tiny.pair", recipe="fp32").path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, driven by Playwright."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("THE PAGE IS NOT TESTED: there is no chromium")
+    driver = pytest.importorskip("playwright.sync_api", reason="THE PAGE IS NOT TESTED: playwright is not installed")
+    with driver.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Any]:
+    """A visit to the server's page, see ``page_visit.Visit``."""
+    from page_visit import Visit
+
+    visit = Visit(browser)
+    yield visit
+    visit.close()

@@ -92,7 +92,15 @@ def test_a_log_may_hold_text_chats_and_turns(tmp_path: Path) -> None:
         ('{"prompt": ""}', True, "line 2: prompt is '', expected text"),
         ('{"messages": []}', True, "line 2: messages is empty"),
         ('{"messages": [{"content": "Hi"}]}', True, "line 2: message 0 has the role None"),
-        ('{"category": "qa"}', True, "line 2: no turns, expected prompt, messages or turns"),
+        ('{"category": "qa"}', True, "line 2: no turns, expected prompt, token_ids, messages or turns"),
+        ('{"token_ids": []}', True, "line 2: token_ids is a list, expected a list of integers"),
+        ('{"token_ids": [1, true]}', True, "line 2: token_ids is a list"),
+        ('{"token_ids": [-1]}', True, "line 2: token_ids is a list"),
+        ('{"prompt": "Hi", "options": [1]}', True, "line 2: options is a list, expected an object"),
+        ('{"prompt": "Hi", "options": {"deadline": 1}}', True, "line 2: options has 'deadline', expected any of max_"),
+        ('{"prompt": "Hi", "options": {"top_p": 2}}', True, "line 2: top_p is 2, expected a number above 0"),
+        ('{"prompt": "Hi", "options": {"logit_bias": {"x": 1}}}', True, "line 2: logit_bias is .'x': 1"),
+        ('{"prompt": "Hi", "options": {"max_new_tokens": 0}}', True, "line 2: options has max_new_tokens 0"),
         ('{"prompt": "Hi", "category": 3}', True, "line 2: category is 3"),
     ],
 )
@@ -113,6 +121,13 @@ def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
         read_questions(path)
     with pytest.raises(RequestError, match="nowhere.jsonl cannot be read"):
         read_questions(tmp_path / "nowhere.jsonl")
+
+
+def test_a_log_may_say_how_to_answer(tmp_path: Path) -> None:
+    options = {"temperature": 0.7, "stop": ["\n"], "logit_bias": {"3": -1.5}, "seed": None, "max_new_tokens": 9}
+    path = write(tmp_path, {"token_ids": [5, 6], "options": options})
+    asked = {"temperature": 0.7, "stop": ["\n"], "logit_bias": {3: -1.5}, "max_new_tokens": 9}
+    assert read_questions(path, recorded=True) == [Question(1, "line 1", "recorded", (5, 6), (), asked)]
 
 
 def test_line_separators_within_a_text_end_no_line(tmp_path: Path) -> None:
@@ -151,5 +166,7 @@ def test_categories_take_turns() -> None:
 def test_without_a_chat_template_single_prompts_are_continued_as_text(tmp_path: Path) -> None:
     path = write(tmp_path, {"category": "qa", "turns": ["one", "two"]})
     assert [question.opening for question in without_template(read_questions(path))] == ["one"]
+    ids = [Question(1, "1", "recorded", (5, 6))]
+    assert without_template(ids) == ids
     with pytest.raises(RequestError, match="line 1 is a conversation, but this bundle has no chat template"):
         without_template(read_questions(path, turns=2))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec import Chunk, Session, cli
+from edge_spec import Chunk, PromptRecorder, Session, cli
 from edge_spec.bench import runner
 from edge_spec.errors import LogitsError
 from tiny_models import CHAT_TEMPLATE
@@ -195,6 +195,31 @@ def test_a_log_is_replayed_in_its_order(
     report = report_of(capsys, bundle, "--replay", log, "--modes", "off")
     assert [prompt for prompt, _ in calls][1:] == ["a a a", "b b", ({"role": "user", "content": "c"},)]
     assert set(report["summary"]["categories"]) == {"recorded", "x"}
+
+
+def test_what_was_recorded_is_asked_again_as_it_was(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = PromptRecorder(tmp_path / "log.jsonl")
+    chat = [{"role": "user", "content": "c"}]
+    recorder.record("a a a", {"temperature": 0.9, "seed": 3, "max_new_tokens": 4, "deadline": 2.0})
+    recorder.record([5, 6, 7], {"speculation": "off"})
+    recorder.record(chat, {"temperature": 0.9, "logit_bias": {5: 1.0}, "stop": "zz"})
+    recorder.record("beyond the vocabulary", {"banned_token_ids": [10**6]})
+
+    calls = watch_streams(monkeypatch)
+    report = report_of(capsys, bundle, "--replay", recorder.path, "--modes", "lookup", "--seed", "20")
+    run = {"max_new_tokens": 12, "temperature": 0.0}
+    asked = [
+        ("a a a", {**run, "temperature": 0.9, "seed": 3, "max_new_tokens": 4}),
+        ((5, 6, 7), {**run, "seed": 21}),
+        (tuple(chat), {**run, "temperature": 0.9, "seed": 22, "logit_bias": {5: 1.0}, "stop": "zz"}),
+    ]
+    answered = [(prompt, {**options, "speculation": None}) for prompt, options in calls[2:8]]
+    assert answered == [(prompt, {**options, "speculation": None}) for prompt, options in asked for _ in range(2)]
+    assert report["skipped"][0]["line"] == 4 and "banned_token_ids" in report["skipped"][0]["reason"]
+    sampled = {answer["line"]: answer["statistics"]["seed"] for answer in report["answers"]}
+    assert sampled == {1: 3, 2: None, 3: 22}
 
 
 @pytest.mark.parametrize(

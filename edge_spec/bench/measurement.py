@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from edge_spec.bench.modes import BASELINE, PLAIN, Mode
-from edge_spec.bench.prompts import Message, Question
+from edge_spec.bench.prompts import Message, Opening, Question
 from edge_spec.errors import RequestError
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.engine import Engine
@@ -21,7 +21,7 @@ class Lane:
     mode: Mode
     engine: Engine
 
-    def stream(self, prompt: str | Sequence[Message], options: Mapping[str, Any]) -> Iterator[Chunk]:
+    def stream(self, prompt: Opening, options: Mapping[str, Any]) -> Iterator[Chunk]:
         """Answer, without anything that an earlier answer has left in the target's cache.
 
         Raises:
@@ -61,6 +61,11 @@ class Answer:
     identical: bool | None
     statistics: Mapping[str, Any]
 
+    @property
+    def sampled(self) -> bool:
+        """Whether noise chose its tokens."""
+        return self.statistics["seed"] is not None
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         return asdict(self)
@@ -93,16 +98,16 @@ def measure(
     Args:
         lanes: what is compared; plain decoding among them.
         questions: what to ask, in this order.
-        options: what every request asks for. A ``seed`` is moved on from question to question.
+        options: what every request asks for, unless its question asks for something else; a ``seed`` among them, which
+            is moved on from question to question.
         repetition: which pass over the questions this is.
         answered: told about progress, in answers.
     """
     number = 0
     for index, question in enumerate(questions):
-        prompt: str | tuple[Message, ...] = question.opening
-        seeded = (
-            {**options, "seed": options["seed"] + repetition * len(questions) + index} if "seed" in options else options
-        )
+        prompt: Opening = question.opening
+        seed = options["seed"] + repetition * len(questions) + index
+        asked = {**options, "seed": seed, **question.options}
         turns = 1 + len(question.followups)
         for turn in range(turns):
             completions: dict[str, tuple[int, float, Completion]] = {}
@@ -110,9 +115,9 @@ def measure(
             number += 1
             try:
                 for place, lane in enumerate(order):
-                    completions[lane.mode.name] = (place, *_answer(lane, prompt, seeded))
+                    completions[lane.mode.name] = (place, *_answer(lane, prompt, asked))
                     answered(1)
-            except RequestError as error:  # options were accepted before, so it is the prompt
+            except RequestError as error:  # the run's own options were accepted before
                 answered(len(lanes) * (turns - turn) - len(completions))
                 yield Skipped(question.line, question.name, question.category, turn, str(error))
                 break
@@ -139,7 +144,7 @@ def measure(
                     {"role": "assistant", "content": plain.text},
                     {"role": "user", "content": question.followups[turn]},
                 )
-                prompt = (*prompt, *said)  # only conversations have follow-ups
+                prompt = cast("tuple[Message, ...]", (*prompt, *said))  # only conversations have follow-ups
 
 
 def rotated(lanes: Sequence[Lane], number: int) -> list[Lane]:
@@ -149,7 +154,7 @@ def rotated(lanes: Sequence[Lane], number: int) -> list[Lane]:
     return order[::-1] if number % 2 else order
 
 
-def _answer(lane: Lane, prompt: str | Sequence[Message], options: Mapping[str, Any]) -> tuple[float, Completion]:
+def _answer(lane: Lane, prompt: Opening, options: Mapping[str, Any]) -> tuple[float, Completion]:
     completion = None
     started = perf_counter()
     for chunk in lane.stream(prompt, options):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edge_spec.errors import RequestError
+from edge_spec.prompt_record import REPLAYED_OPTIONS
+from edge_spec.record_json import shown
 from edge_spec.runtime.chat_template import checked_messages
+from edge_spec.runtime.sampling_params import SamplingParams
 
 SHIPPED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 RECORDED = "recorded"
@@ -27,6 +30,7 @@ _TASKS = {
 }
 
 Message = Mapping[str, Any]
+Opening = str | tuple[int, ...] | tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,17 @@ class Question:
         line: its number in the file, from 1.
         name: its ``question_id``, or the line's number where it has none.
         category: the task it counts under.
-        opening: text to continue as it is, or the messages of a chat.
+        opening: text or token ids to continue as they are, or the messages of a chat.
         followups: what the user says after each answer.
+        options: what it asks for itself, whatever the run asks for.
     """
 
     line: int
     name: str
     category: str
-    opening: str | tuple[Message, ...]
+    opening: Opening
     followups: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_questions(path: Path, turns: int = 1, recorded: bool = False) -> list[Question]:
@@ -54,7 +60,8 @@ def read_questions(path: Path, turns: int = 1, recorded: bool = False) -> list[Q
     Args:
         path: JSON Lines. Each line has ``turns``, what a user says one after the other, and a ``category``.
         turns: how many turns to use of each line.
-        recorded: a log of prompts instead: each line has ``prompt``, ``messages`` or ``turns``; a category is optional.
+        recorded: a log of prompts instead: each line has ``prompt``, ``token_ids``, ``messages`` or ``turns``, and may
+            have a category and ``options``, as :class:`edge_spec.PromptRecorder` writes them.
 
     Raises:
         RequestError: the file cannot be read, a line is malformed, or there is none.
@@ -127,13 +134,13 @@ def without_template(questions: Iterable[Question]) -> list[Question]:
     """
     texts = []
     for question in questions:
-        if question.followups or (not isinstance(question.opening, str) and len(question.opening) > 1):
+        if question.followups or (isinstance(question.opening[0], Mapping) and len(question.opening) > 1):
             raise RequestError(
                 f"the prompt of line {question.line} is a conversation, but this bundle has no chat template; use a "
                 "file of single prompts, and one turn of each."
             )
-        opening = question.opening if isinstance(question.opening, str) else question.opening[0]["content"]
-        texts.append(replace(question, opening=opening))
+        first = question.opening[0]
+        texts.append(replace(question, opening=first["content"] if isinstance(first, Mapping) else question.opening))
     return texts
 
 
@@ -145,24 +152,48 @@ def _question(number: int, entry: Any, turns: int, recorded: bool) -> Question:
         raise RequestError(f"category is {category!r}, expected a name, as in {_example(recorded)}")
     name = str(entry.get("question_id", f"line {number}"))
     opening, followups = _conversation(entry, turns, recorded)
-    return Question(number, name, _TASKS.get(category, category), opening, followups)
+    options = _options(entry.get("options", {})) if recorded else {}
+    return Question(number, name, _TASKS.get(category, category), opening, followups, options)
 
 
-def _conversation(
-    entry: Mapping[str, Any], turns: int, recorded: bool
-) -> tuple[str | tuple[Message, ...], tuple[str, ...]]:
+def _conversation(entry: Mapping[str, Any], turns: int, recorded: bool) -> tuple[Opening, tuple[str, ...]]:
     if recorded and "prompt" in entry:
         if not isinstance(entry["prompt"], str) or not entry["prompt"]:
             raise RequestError(f"prompt is {entry['prompt']!r}, expected text.")
         return entry["prompt"], ()
+    if recorded and "token_ids" in entry:
+        ids = entry["token_ids"]
+        if not isinstance(ids, list) or not ids or not all(map(_is_token_id, ids)):
+            raise RequestError(f"token_ids is {shown(ids)}, expected a list of integers of at least 0.")
+        return tuple(ids), ()
     if recorded and "messages" in entry:
         return tuple(checked_messages(entry["messages"])), ()
     said = entry.get("turns")
     if not isinstance(said, list) or not said or not all(isinstance(turn, str) and turn for turn in said):
         what = "no turns" if said is None else f"turns is {said!r}"
-        expected = "prompt, messages or turns" if recorded else "a list of what the user says"
+        expected = "prompt, token_ids, messages or turns" if recorded else "a list of what the user says"
         raise RequestError(f"{what}, expected {expected}, as in {_example(recorded)}")
     return ({"role": "user", "content": said[0]},), tuple(said[1:turns])
+
+
+def _options(given: Any) -> dict[str, Any]:
+    """Check the options that a line brings, all but the ids, which only a model's vocabulary can check."""
+    if not isinstance(given, Mapping):
+        raise RequestError(f'options is {shown(given)}, expected an object such as {{"temperature": 0.7}}')
+    if unknown := sorted(given.keys() - set(REPLAYED_OPTIONS)):
+        raise RequestError(f"options has {unknown[0]!r}, expected any of {', '.join(REPLAYED_OPTIONS)}.")
+    options = {name: value for name, value in given.items() if value is not None}
+    bias = options.get("logit_bias")
+    if isinstance(bias, Mapping) and all(token.isdecimal() for token in bias):
+        options["logit_bias"] = {int(token): value for token, value in bias.items()}  # keys of JSON are text
+    SamplingParams(**options)
+    if options.get("max_new_tokens") == 0:
+        raise RequestError("options has max_new_tokens 0, expected at least 1: an empty answer measures nothing.")
+    return options
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _example(recorded: bool) -> str:

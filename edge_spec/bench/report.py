@@ -61,16 +61,11 @@ class Report:
     @property
     def broken_promises(self) -> list[str]:
         """Modes that changed a text although they promise the same tokens as plain decoding."""
-        sampled = self.settings["temperature"] > 0
-        plain = self.modes[0]
-        broken = []
-        for mode in self.modes:
-            figures = self.summary.overall[mode["name"]]
-            coupled = mode["options"].get("verification", "coupled") == "coupled"
-            bitwise = plain["exactness"] == mode["exactness"] == "bitwise"
-            if bitwise and (coupled or not sampled) and figures.identical not in (None, figures.answers):
-                broken.append(mode["name"])
-        return broken
+        bitwise = {mode["name"]: mode["exactness"] == self.modes[0]["exactness"] == "bitwise" for mode in self.modes}
+        coupled = {mode["name"]: mode["options"].get("verification", "coupled") == "coupled" for mode in self.modes}
+        changed = {answer.mode for answer in self.answers if answer.identical is False}
+        changed_greedily = {answer.mode for answer in self.answers if answer.identical is False and not answer.sampled}
+        return [name for name in bitwise if bitwise[name] and name in (changed if coupled[name] else changed_greedily)]
 
     def to_json(self) -> str:
         """Return everything as JSON, the raw records a line each."""
@@ -116,6 +111,8 @@ class Report:
         sampling = f"temperature {self.settings['temperature']:g}"
         if self.settings["temperature"]:
             sampling += f", seed {self.settings['seed']}"
+        if self.settings["replay"]:
+            sampling += ", where the log does not ask for something else"
         notes = [
             f"Prompts: {plain.questions}; answers by each mode: {plain.answers}, of at most "
             f"{self.settings['max_new_tokens']} tokens each, {sampling}. Every prompt was answered by all modes in "
@@ -134,7 +131,7 @@ class Report:
         if any(mode["exactness"] == "distribution" for mode in self.modes):
             notes.append("At exactness `distribution` a mode follows the law of plain decoding, not its every token.")
         unkeyed = [mode for mode in self.modes if mode["options"].get("verification", "coupled") != "coupled"]
-        if unkeyed and self.settings["temperature"]:
+        if unkeyed and any(answer.sampled for answer in self.answers):
             notes.append("With another rule than `coupled`, sampled text is another sample of the same law.")
         return notes
 

@@ -23,8 +23,9 @@ class Settings:
         per_category: most prompts of each category; ``None`` takes all.
         turns: turns of each prompt to use.
         repeat: passes over the prompts, each with engines that know none of them.
-        max_new_tokens: longest answer.
+        max_new_tokens: longest answer, where a log does not say it.
         temperature, seed: 0 always takes the likeliest token; above, each prompt has its own seed, from ``seed`` on.
+            Where a log says otherwise, that holds.
         baseline: another bundle, to be decoded plainly.
         device, memory_budget, kv, context, threads, exactness: as for :func:`edge_spec.load`; ``None``: its default.
         shared_engine: one engine for all modes, to save memory.
@@ -67,6 +68,5 @@ class Settings:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every request asks for."""
-        sampling = {"temperature": self.temperature, "seed": self.seed} if self.temperature else {}
-        return {"max_new_tokens": self.max_new_tokens, **sampling}
+        """What every request asks for, if its prompt asks for nothing else."""
+        return {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed}

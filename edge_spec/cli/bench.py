@@ -49,7 +49,8 @@ def add(commands: Any) -> None:
         "--replay",
         type=Path,
         metavar="FILE",
-        help="your own log: JSON lines with 'prompt' (text, continued as it is), 'messages' (a chat) or 'turns'",
+        help="your own log: JSON lines with 'prompt' (text, continued as it is), 'token_ids', 'messages' (a chat) or "
+        "'turns'; its 'options', where a line has some, go before those given here",
     )
     prompts.add_argument("--category", action="append", metavar="NAME", help="only this one; can be repeated")
     prompts.add_argument("--per-category", type=int, metavar="N", help="so many prompts of each, spread evenly (all)")

@@ -5,6 +5,25 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+# What the engine calls the options of a request, as far as commands share them.
+REQUEST_OPTIONS = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "banned_token_ids",
+    "speculation",
+    "max_draft",
+    "verification",
+    "tree",
+)
+
 
 def add_command(commands: Any, name: str, summary: str, description: str, *examples: str) -> argparse.ArgumentParser:
     """Add a command to the parser, with at least one example in its help."""
@@ -41,6 +60,72 @@ def add_machine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
         help="store the target's keys and values so (as the model computes; int8 before the context gets shorter)",
     )
     return machine
+
+
+def add_exactness_option(machine: argparse._ArgumentGroup) -> None:
+    """Add which exactness is owed to what commands ask of the machine."""
+    machine.add_argument(
+        "--exactness",
+        metavar="bitwise|distribution",
+        help="bitwise: drafting changes no bit, or loading fails; distribution: do not measure (what holds by itself)",
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add how tokens are chosen and where a text ends, and return the group of options."""
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="stop after so many tokens (256)")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token (0)")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens; 0: all (0)")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of mass P (1)")
+    sampling.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest's (0)")
+    sampling.add_argument("--seed", type=int, metavar="S", help="same seed, same text, drafted or not (random)")
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; can be repeated")
+    sampling.add_argument(
+        "--repetition-penalty", type=float, metavar="R", help="above 1: tokens of prompt and answer get less likely (1)"
+    )
+    sampling.add_argument(
+        "--presence-penalty", type=float, metavar="P", help="lower the logits of the answer's tokens by P (0)"
+    )
+    sampling.add_argument("--frequency-penalty", type=float, metavar="P", help="by P for each time they occur (0)")
+    sampling.add_argument(
+        "--ban-token",
+        type=int,
+        action="append",
+        dest="banned_token_ids",
+        metavar="ID",
+        help="never emit this token; can be repeated",
+    )
+    return sampling
+
+
+def add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    """Add who drafts, how much, and what is kept."""
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument(
+        "--speculation",
+        metavar="auto|off|NAME",
+        help="who drafts: suffix, recycling, lookup, model, grammar or composite (auto: whoever is worth its time)",
+    )
+    speculation.add_argument(
+        "--max-draft",
+        type=int,
+        metavar="N",
+        help="most tokens drafted per target call, with a NAME whatever they cost (as many as pay)",
+    )
+    speculation.add_argument(
+        "--no-tree",
+        dest="tree",
+        action="store_const",
+        const=False,
+        help="draft one continuation at a time, without alternatives",
+    )
+    speculation.add_argument(
+        "--verification",
+        metavar="coupled|token|block|traversal",
+        help="which drafted tokens are kept (coupled); with the others, sampled text follows the same distribution, "
+        "but depends on who drafts",
+    )
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

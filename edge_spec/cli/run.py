@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.cli.command import add_command, add_machine_options, given
+from edge_spec.cli.command import (
+    REQUEST_OPTIONS,
+    add_command,
+    add_exactness_option,
+    add_machine_options,
+    add_sampling_options,
+    add_speculation_options,
+    given,
+)
 from edge_spec.cli.measuring import measuring
 from edge_spec.errors import RequestError
 
@@ -16,25 +24,7 @@ if TYPE_CHECKING:
     from edge_spec.runtime.completion import Completion
     from edge_spec.runtime.grammar import Grammar
 
-# What the engine calls the options of a request.
-_REQUEST = (
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "stop",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "banned_token_ids",
-    "logprobs",
-    "speculation",
-    "max_draft",
-    "verification",
-    "tree",
-)
+_REQUEST = (*REQUEST_OPTIONS, "logprobs")
 
 
 def add(commands: Any) -> None:
@@ -57,30 +47,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming the text")
 
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="stop after so many tokens (256)")
-    sampling.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token (0)")
-    sampling.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens; 0: all (0)")
-    sampling.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of mass P (1)")
-    sampling.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest's (0)")
-    sampling.add_argument("--seed", type=int, metavar="S", help="same seed, same text, drafted or not (random)")
-    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; can be repeated")
-
-    sampling.add_argument(
-        "--repetition-penalty", type=float, metavar="R", help="above 1: tokens of prompt and answer get less likely (1)"
-    )
-    sampling.add_argument(
-        "--presence-penalty", type=float, metavar="P", help="lower the logits of the answer's tokens by P (0)"
-    )
-    sampling.add_argument("--frequency-penalty", type=float, metavar="P", help="by P for each time they occur (0)")
-    sampling.add_argument(
-        "--ban-token",
-        type=int,
-        action="append",
-        dest="banned_token_ids",
-        metavar="ID",
-        help="never emit this token; can be repeated",
-    )
+    sampling = add_sampling_options(parser)
     sampling.add_argument(
         "--logprobs", type=int, metavar="N", help="report log-probabilities, and the N likeliest tokens; needs --json"
     )
@@ -93,38 +60,8 @@ def add(commands: Any) -> None:
     forms.add_argument("--regex", metavar="PATTERN", help="text that this regular expression matches as a whole")
     forms.add_argument("--grammar", type=Path, metavar="FILE", help="text of this grammar in Lark's syntax")
 
-    speculation = parser.add_argument_group("speculation")
-    speculation.add_argument(
-        "--speculation",
-        metavar="auto|off|NAME",
-        help="who drafts: suffix, recycling, lookup, model, grammar or composite (auto: whoever is worth its time)",
-    )
-    speculation.add_argument(
-        "--max-draft",
-        type=int,
-        metavar="N",
-        help="most tokens drafted per target call, with a NAME whatever they cost (as many as pay)",
-    )
-    speculation.add_argument(
-        "--no-tree",
-        dest="tree",
-        action="store_const",
-        const=False,
-        help="draft one continuation at a time, without alternatives",
-    )
-    speculation.add_argument(
-        "--verification",
-        metavar="coupled|token|block|traversal",
-        help="which drafted tokens are kept (coupled); with the others, sampled text follows the same distribution, "
-        "but depends on who drafts",
-    )
-
-    machine = add_machine_options(parser)
-    machine.add_argument(
-        "--exactness",
-        metavar="bitwise|distribution",
-        help="bitwise: drafting changes no bit, or loading fails; distribution: do not measure (what holds by itself)",
-    )
+    add_speculation_options(parser)
+    add_exactness_option(add_machine_options(parser))
     parser.set_defaults(command=_run)
 
 

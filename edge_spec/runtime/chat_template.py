@@ -13,7 +13,7 @@ from edge_spec.runtime.template_limits import (
     LimitReachedError,
     limited,
 )
-from edge_spec.runtime.template_sandbox import sandbox
+from edge_spec.runtime.template_sandbox import sandbox, undeclared_names
 
 _LONGEST_REASON = 500
 
@@ -33,6 +33,9 @@ class ChatTemplate:
     Raises:
         MissingDependencyError: Jinja2 is not installed.
         RequestError: the template has a syntax error, or is beyond a limit.
+
+    Attributes:
+        takes_tools: whether it knows of ``tools``; otherwise it would leave them out without a word.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -42,6 +45,7 @@ class ChatTemplate:
                 raise LimitReachedError(f"it has {len(source):,} characters, expected at most {LARGEST_SOURCE:,}")
             template = limited(COMPILE_SECONDS, lambda: environment.from_string(source))
             self._render: Callable[..., str] = template.render
+            self.takes_tools = "tools" in limited(COMPILE_SECONDS, lambda: undeclared_names(environment, source))
         except (Exception, LimitReachedError) as error:
             raise RequestError(
                 f"the chat template cannot be read ({_reason(error)}); give the prompt as text instead, "

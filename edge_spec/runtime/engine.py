@@ -214,8 +214,9 @@ class Engine(Generating):
             give_back,
             clock,
         )
+        self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
         self._requests = RequestReader(
-            PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context),
+            self._prompts,
             self._drafters,
             self.manifest.vocab_size,
             self.exactness,
@@ -276,6 +277,25 @@ class Engine(Generating):
                 self._suffix.table.save(Path(path))
         finally:
             self._turns.leave(ticket)
+
+    def encode(
+        self, prompt_or_messages: Prompt | Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the token ids that :meth:`stream` would read, and that it takes in place of the prompt.
+
+        Args:
+            prompt_or_messages: text, token ids, or chat messages for the model's template.
+            tools: functions the model may call, each as a mapping with a JSON schema, for the template.
+
+        Raises:
+            PromptTooLongError: the prompt leaves no room for an answer.
+            RequestError: the prompt is malformed, or the template takes no tools.
+        """
+        return self._prompts.encode(prompt_or_messages, tools)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text that has begun, in UTF-8; possibly a part of a character."""
+        return self._tokenizer.token_bytes(token_id)
 
     def stream(
         self,

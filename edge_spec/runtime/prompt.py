@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from edge_spec.bundle import Manifest
-from edge_spec.errors import BundleError, RequestError
+from edge_spec.errors import BundleError, PromptTooLongError, RequestError
 from edge_spec.runtime.chat_template import ChatTemplate
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -33,14 +33,16 @@ class PromptEncoder:
         self._template_source = chat_template
         self._context = context
 
-    def encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:
+    def encode(self, prompt: Prompt | Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Return the token ids of a prompt.
 
         Args:
             prompt: text, token ids, or chat messages for the template.
+            tools: functions the model may call, as JSON schemas, for the template.
 
         Raises:
-            RequestError: it is none of these, empty, too long, or holds ids that do not exist.
+            PromptTooLongError: it leaves no room for an answer.
+            RequestError: it is none of these, empty, or holds ids that do not exist; or nobody would read the tools.
             BundleError: the tokenizer is damaged, or not that of the models.
         """
         tokens: list[int]
@@ -51,9 +53,12 @@ class PromptEncoder:
                 f"The prompt is a {type(prompt).__name__}; expected text, a sequence of token ids, or chat messages."
             )
         elif len(prompt) and isinstance(prompt[0], Mapping):
-            tokens = self._tokenizer.encode(self._template.render(prompt), add_special_tokens=False)  # type: ignore[arg-type]
+            tokens = self._tokenizer.encode(self._rendered(prompt, tools), add_special_tokens=False)  # type: ignore[arg-type]
+            tools = None
         else:
             tokens = _checked_ids(prompt, self._manifest.vocab_size)
+        if tools:
+            raise RequestError("tools are for the chat template; give chat messages with them instead of a text.")
         if tokens and max(tokens) >= self._manifest.vocab_size:
             raise BundleError(
                 f"The tokenizer gives the id {max(tokens)}, but this vocabulary has {self._manifest.vocab_size} ids; "
@@ -62,11 +67,21 @@ class PromptEncoder:
         if not tokens:
             raise RequestError("The prompt is empty; expected at least one token.")
         if len(tokens) >= self._context:
-            raise RequestError(
+            raise PromptTooLongError(
                 f"The prompt has {len(tokens)} tokens, which leaves no room in the context of {self._context}; shorten "
                 f"it, or load the bundle with a larger context (up to {self._manifest.context_length})."
             )
         return tokens
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        if not tools:
+            return self._template.render(messages)
+        if not self._template.takes_tools:
+            raise RequestError(
+                "This model's chat template takes no tools, and would leave them out; describe them in a message, or "
+                "use a model that was trained to call tools."
+            )
+        return self._template.render(messages, tools=[dict(tool) for tool in tools])
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -160,6 +160,13 @@ def sandbox() -> Any:
     return environment
 
 
+def undeclared_names(environment: Any, source: str) -> set[str]:
+    """Variables that a template expects to be given, whether or not a rendering comes across them."""
+    from jinja2 import meta
+
+    return meta.find_undeclared_variables(environment.parse(source))
+
+
 def _strftime_now(pattern: str) -> str:
     if len(pattern) > _LONGEST_DATE or any(character.isdecimal() for character in pattern):
         raise LimitReachedError("it formats a date in a way that no date needs")

@@ -8,6 +8,12 @@ from pathlib import Path
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.tokenizer_check import check_tokenizer, panics_as_errors, reason
 
+# Byte-level tokenizers write each byte as a character that can be printed: itself, or one from 256 on.
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + index): byte for index, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
+
 
 class TextTokenizer:
     """A ``tokenizer.json``.
@@ -53,6 +59,7 @@ class TextTokenizer:
             added = self._tokenizer.get_added_tokens_decoder()
             self.special_texts = {token_id: token.content for token_id, token in added.items() if token.special}
             self._special = frozenset(self.special_texts)
+            self._added = frozenset(added)
             self._byte_fallback = self._find_byte_fallback()
 
     @property
@@ -111,6 +118,26 @@ class TextTokenizer:
         if single and text:
             self._texts[ids[0]] = text
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text that has begun, in UTF-8; possibly a part of a character.
+
+        Special and other added tokens are what is written in a text to get them; ids the tokenizer does not know are
+        nothing.
+        """
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        if self.joins_bytes:
+            known = all(character in _BYTES for character in token)  # the decoder takes others as they are
+            return bytes(_BYTES[character] for character in token) if known else token.encode()
+        if self.is_byte_fallback(token_id):
+            return bytes([int(token[3:5], 16)])
+        # What a token looks like depends on whether it comes first: most decoders drop the space in front of that one.
+        first = self.decode([token_id])
+        return self.decode([token_id, token_id])[len(first) :].encode()
 
     def piece(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it; ``None`` for an id the tokenizer does not know."""

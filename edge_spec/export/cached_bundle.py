@@ -1,0 +1,98 @@
+"""Keeps bundles that were exported on the way to something else, so that this is done once for the same models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import edge_spec
+from edge_spec.bundle import read_manifest
+from edge_spec.errors import BundleError
+from edge_spec.export.pair import export_pair
+from edge_spec.export.progress import Progress, silent
+from edge_spec.export.recipe import Device
+
+
+def cached_bundle(
+    target: str,
+    draft: str | None,
+    recipe: str | None = None,
+    draft_recipe: str | None = None,
+    device: Device = "cpu",
+    offline: bool = False,
+    progress: Progress = silent,
+    folder: Path | None = None,
+) -> tuple[Path, tuple[str, ...]]:
+    """Return the bundle of these models, exporting it if it is not there yet, and what its export had to say.
+
+    It is exported again when a local model has changed, and by another version of edge-spec. A model on the hub is
+    looked for once: name its revision where that matters.
+
+    Args:
+        target: as for :func:`export_pair`, and so are those that follow.
+        draft: likewise.
+        recipe: likewise.
+        draft_recipe: likewise.
+        device: likewise.
+        offline: likewise.
+        progress: likewise.
+        folder: where such bundles lie; by default ``bundles`` in the user's cache for edge-spec.
+
+    Raises:
+        EdgeSpecError: as for :func:`export_pair`.
+    """
+    key = {
+        "version": edge_spec.__version__,
+        "target": _identity(target),
+        "draft": None if draft is None else _identity(draft),
+        "recipes": [recipe, draft_recipe],
+        "device": device,
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(target).name)[:60].strip(".-") or "model"
+    path = (default_folder() if folder is None else folder) / f"{stem}-{digest}.pair"
+    if _is_whole(path):
+        return path, (f"Using {path}, which was exported before.",)
+    if path.exists():  # by another version, or damaged
+        shutil.rmtree(path)
+    report = export_pair(
+        target,
+        draft,
+        path,
+        recipe=recipe,
+        draft_recipe=draft_recipe,
+        device=device,
+        offline=offline,
+        progress=progress,
+    )
+    return report.path, (*report.notes, f"Exported to {path}.")
+
+
+def default_folder() -> Path:
+    """Where such bundles lie: in ``EDGE_SPEC_CACHE``, or a place in the user's cache."""
+    if named := os.environ.get("EDGE_SPEC_CACHE"):
+        return Path(named) / "bundles"
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "edge-spec" / "bundles"
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except BundleError:
+        return False
+    return True
+
+
+def _identity(model: str) -> Any:
+    """What tells a model from another one: of files, their sizes and times."""
+    path = Path(model)
+    if not path.exists():
+        return model  # on the hub
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
