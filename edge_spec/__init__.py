@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edge_spec.runtime.completion import Chunk, Completion
     from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
     from edge_spec.runtime.engine import Engine, load
+    from edge_spec.runtime.grammar import Grammar
     from edge_spec.runtime.logits_processors import LogitsProcessor
     from edge_spec.runtime.logprobs import TokenLogprobs
     from edge_spec.runtime.proposal import Proposal
@@ -29,6 +30,7 @@ __all__ = [
     "Drafter",
     "EdgeSpecError",
     "Engine",
+    "Grammar",
     "LogitsError",
     "LogitsProcessor",
     "MemoryBudgetError",
@@ -48,6 +50,7 @@ _HOMES = {
     "Drafter": "edge_spec.runtime.drafters.protocol",
     "EdgeSpecError": "edge_spec.errors",
     "Engine": "edge_spec.runtime.engine",
+    "Grammar": "edge_spec.runtime.grammar",
     "LogitsError": "edge_spec.errors",
     "LogitsProcessor": "edge_spec.runtime.logits_processors",
     "MemoryBudgetError": "edge_spec.errors",

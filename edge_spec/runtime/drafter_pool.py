@@ -9,6 +9,7 @@ from edge_spec.errors import RequestError
 from edge_spec.runtime.acceptance import AcceptanceTable
 from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.controller import Controller
+from edge_spec.runtime.drafters import forced as grammar_drafts
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.guarded import GuardedDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
@@ -19,7 +20,7 @@ from edge_spec.runtime.proposal import DEFERRED
 from edge_spec.runtime.speculation import FixedDraft, Speculation
 
 # Names that stand for something else where it is told who proposed a token.
-_RESERVED = ("deferred", "draft", "ngram", "target")
+_RESERVED = ("deferred", "draft", "grammar", "ngram", "target")
 
 
 # Longer chains of the draft model are hardly ever worth their time.
@@ -52,7 +53,7 @@ class DrafterPool:
             model: the draft model's, if there is one.
             clock: tells the time, in seconds.
         """
-        self.acceptance = AcceptanceTable({**PRIORS, DEFERRED: 0.95})
+        self.acceptance = AcceptanceTable({**PRIORS, **grammar_drafts.PRIORS, DEFERRED: 0.95})
         self.acceptance.record(evidence_of(calibration.agreement))
         self._costs = calibration.costs
         self._credit = ProbingCredit()
@@ -117,7 +118,13 @@ class DrafterPool:
             drafter.rollback(length)
 
     def speculation(
-        self, name: str, max_draft: int | None, branches: bool, defer: bool, widest: int
+        self,
+        name: str,
+        max_draft: int | None,
+        branches: bool,
+        defer: bool,
+        widest: int,
+        forced: Drafter | None = None,
     ) -> Speculation | None:
         """What a request asks for.
 
@@ -128,19 +135,22 @@ class DrafterPool:
             branches: whether proposals may be trees.
             defer: whether tokens on branches are proposed again rather than committed.
             widest: most draft tokens that the target can take as a tree.
+            forced: drafts what the request's grammar forces, if it has one.
 
         Raises:
             RequestError: there is no such drafter.
         """
-        if name not in ("auto", "off", *self.names):
-            known = ", ".join(repr(known) for known in ("auto", "off", *self.names))
-            hint = " This bundle has no draft model." if name == "model" else ""
+        own = {} if forced is None else {forced.name: forced}
+        if name not in ("auto", "off", *self.names, *own):
+            known = ", ".join(repr(known) for known in ("auto", "off", *self.names, *own))
+            hints = {"model": " This bundle has no draft model.", "grammar": " This request has no grammar."}
+            hint = hints.get(name, "")
             raise RequestError(f"speculation is {name!r}, expected one of {known}.{hint}")
         if name == "off" or max_draft == 0:
             return None
-        free, model = self._free, self._model
+        free, model = [*own.values(), *self._free], self._model
         if name not in ("auto", "composite"):
-            chosen = self[name]
+            chosen = own[name] if name in own else self[name]
             free, model = ([], self._model) if chosen is self._model else ([chosen], None)
         if name == "auto" or max_draft is None:
             most = widest if max_draft is None else min(max_draft, widest)

@@ -29,6 +29,8 @@ from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.exactness import Exactness
 from edge_spec.runtime.free_memory import available_memory, total_memory
 from edge_spec.runtime.generation import generate
+from edge_spec.runtime.grammar import Grammar
+from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.int8_cache import cache_types
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor
@@ -209,6 +211,9 @@ class Engine:
             self.exactness,
             self._target.takes_trees,
             min(configuration.widest, self._target.widest_tree),
+            GrammarVocabulary(
+                self._tokenizer, self.manifest.eos_token_ids, self.manifest.named_tokens.get("eos_token")
+            ),
         )
         self._text = self._caches.add()
         self._admission = Admission()
@@ -273,6 +278,7 @@ class Engine:
         allowed_token_ids: Iterable[int] | None = None,
         banned_token_ids: Iterable[int] = (),
         logits_processors: Iterable[LogitsProcessor] = (),
+        grammar: Grammar | None = None,
         stop: str | Sequence[str] = (),
         stop_token_ids: Iterable[int] = (),
         deadline: float | None = None,
@@ -300,6 +306,8 @@ class Engine:
             allowed_token_ids: only these tokens remain; ``None`` allows all.
             banned_token_ids: these do not.
             logits_processors: rules of the app's own, see :class:`edge_spec.LogitsProcessor`.
+            grammar: what the text has to be, such as ``edge_spec.Grammar.json_schema({...})``. A text that ends
+                before its time, for example by ``max_new_tokens``, is the beginning of such a one.
             stop: strings the text ends before.
             stop_token_ids: tokens the text ends at, besides the model's own.
             deadline: seconds from now after which the text ends.
@@ -315,6 +323,7 @@ class Engine:
         Raises:
             RequestError: an option is out of range, the prompt does not fit, or the engine is busy.
             LogitsError: while generating, if a step leaves no token to choose.
+            MissingDependencyError: there is a grammar, but no llguidance.
         """
         options: GenerationOptions = {
             "max_new_tokens": max_new_tokens,
@@ -330,6 +339,7 @@ class Engine:
             "allowed_token_ids": allowed_token_ids,
             "banned_token_ids": banned_token_ids,
             "logits_processors": logits_processors,
+            "grammar": grammar,
             "stop": stop,
             "stop_token_ids": stop_token_ids,
             "deadline": deadline,

@@ -15,7 +15,7 @@ from edge_spec.runtime.sampling_params import SamplingParams
 
 
 class LogitsProcessor(Protocol):
-    """An app's own rule for the next token, such as a grammar.
+    """An app's own rule for the next token, such as a list of words to avoid.
 
     It must be a pure function of its two arguments. Speculation asks about texts that are only drafted: it is called
     for paths that are then rejected, again for a path that was rejected before, and for the nodes of a tree in any
@@ -40,29 +40,49 @@ class LogitsProcessor(Protocol):
         ...
 
 
+class Mask(Protocol):
+    """Which tokens may follow a text, such as a grammar tells."""
+
+    def allowed(self, history: History, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        """A pure function of the text: bool [n], where ids from n on are not allowed; ``None`` excludes nothing.
+
+        Args:
+            history: the text that the row's block follows.
+            path: the drafted tokens that the row follows beyond it.
+
+        Raises:
+            LogitsError: it cannot be told.
+        """
+        ...
+
+
 class LogitsPipeline:
     """All of a request's changes to the logits, prepared once.
 
     The order is: repetition, frequency and presence penalties, logit bias, the app's processors, allowed and banned
-    tokens. Masks come last, so that nothing brings a banned token back. Temperature, top-k, top-p and min-p follow in
-    :func:`edge_spec.runtime.sampling.probabilities`.
+    tokens, grammar. Masks come last, so that nothing brings a banned token back. Temperature, top-k, top-p and min-p
+    follow in :func:`edge_spec.runtime.sampling.probabilities`.
 
     Attributes:
         active: whether any logits are ever changed.
     """
 
-    def __init__(self, params: SamplingParams, processors: Iterable[LogitsProcessor] = ()) -> None:
+    def __init__(
+        self, params: SamplingParams, processors: Iterable[LogitsProcessor] = (), grammar: Mask | None = None
+    ) -> None:
         """Prepare a request.
 
         Args:
             params: penalties, bias and masks.
             processors: called in this order.
+            grammar: what the output has to obey.
 
         Raises:
             RequestError: a processor is not callable.
         """
         self._params = params
         self._processors = _checked_processors(processors)
+        self._grammar = grammar
         self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._banned = np.array(params.banned_token_ids, np.int64)
@@ -71,7 +91,12 @@ class LogitsPipeline:
             allowed = set(params.allowed_token_ids) - set(params.banned_token_ids)
             self._allowed, self._banned = np.array(sorted(allowed), np.int64), np.zeros(0, np.int64)
         self.active = bool(
-            params.penalizes or self._processors or len(self._bias) or len(self._banned) or self._allowed is not None
+            params.penalizes
+            or self._processors
+            or len(self._bias)
+            or len(self._banned)
+            or self._allowed is not None
+            or grammar is not None
         )
 
     def process(
@@ -108,7 +133,7 @@ class LogitsPipeline:
 
         Raises:
             NoTokenLeftError: every token is excluded.
-            LogitsError: the model's logits have no finite maximum, or a processor failed.
+            LogitsError: the model's logits have no finite maximum, or a processor or the grammar failed.
         """
         if not self.active:
             return logits
@@ -133,10 +158,13 @@ class LogitsPipeline:
             values.fill(-np.inf)
             values[self._allowed] = kept
         values[self._banned] = -np.inf
+        if self._grammar is not None:
+            _exclude(self._grammar, values, history, path, row)
         if values.max() == -np.inf:
+            who = "" if self._grammar is None else "grammar, "
             raise NoTokenLeftError(
-                "no token is left to choose: allowed_token_ids, banned_token_ids and logits processors exclude them "
-                "all; leave at least one at every step (an end-of-text token, if nothing else)",
+                f"no token is left to choose: {who}allowed_token_ids, banned_token_ids and logits processors exclude "
+                "them all; leave at least one at every step (an end-of-text token, if nothing else)",
                 row,
                 position,
             )
@@ -226,6 +254,18 @@ def _run(
             f"the logits processor {name} returned logits up to {peak}, expected finite ones (or -inf)", row, position
         )
     return returned
+
+
+def _exclude(mask: Mask, values: NDArray[np.float32], history: History, path: Sequence[int], row: int) -> None:
+    """Set what a mask does not allow to -inf, in place."""
+    try:
+        allowed = mask.allowed(history, path)
+    except LogitsError as error:
+        raise LogitsError(error.problem, row, len(history.tokens) + len(path)) from error.__cause__
+    if allowed is not None:
+        known = values[: len(allowed)]
+        np.copyto(known, -np.inf, where=~allowed[: len(known)])
+        values[len(allowed) :] = -np.inf
 
 
 def _checked_processors(processors: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict
 
+from edge_spec.runtime.grammar import Grammar
 from edge_spec.runtime.logits_processors import LogitsProcessor
 
 
@@ -26,6 +27,7 @@ class GenerationOptions(TypedDict, total=False):
     banned_token_ids: Iterable[int]
     stop_token_ids: Iterable[int]
     logits_processors: Iterable[LogitsProcessor]
+    grammar: Grammar | None
     logprobs: int | None
     deadline: float | None
     cancelled: Callable[[], bool] | None

@@ -11,7 +11,11 @@ from edge_spec.errors import RequestError
 from edge_spec.runtime.configuration import WIDEST
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafter_pool import DrafterPool
+from edge_spec.runtime.drafters.forced import ForcedDrafter
 from edge_spec.runtime.exactness import Exactness
+from edge_spec.runtime.grammar import Grammar
+from edge_spec.runtime.grammar_mask import GrammarMask
+from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.logits_processors import LogitsPipeline
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
@@ -52,6 +56,7 @@ class RequestReader:
         exactness: Exactness,
         takes_trees: bool,
         widest: int,
+        vocabulary: GrammarVocabulary,
     ) -> None:
         """Read requests.
 
@@ -62,6 +67,7 @@ class RequestReader:
             exactness: the level that is owed.
             takes_trees: whether the target takes trees.
             widest: most draft tokens of a round.
+            vocabulary: the target's tokens, for grammars.
         """
         self._prompts = prompts
         self._drafters = drafters
@@ -69,6 +75,7 @@ class RequestReader:
         self._exactness = exactness
         self._takes_trees = takes_trees
         self._widest = widest
+        self._vocabulary = vocabulary
 
     def read(self, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]) -> Request:
         """Check a request; see :meth:`edge_spec.Engine.stream` for what it may ask.
@@ -76,6 +83,7 @@ class RequestReader:
         Raises:
             RequestError: an option is out of range, or the prompt does not fit.
             TypeError: there is no such option.
+            MissingDependencyError: there is a grammar, but no llguidance.
         """
         if unknown := options.keys() - GenerationOptions.__annotations__.keys():
             raise TypeError(f"{min(unknown)!r} is no option of a generation.")
@@ -98,13 +106,16 @@ class RequestReader:
         cancelled = options.get("cancelled")
         if cancelled is not None and not callable(cancelled):
             raise RequestError(f"cancelled is {cancelled!r}, expected a function without arguments.")
-        pipeline = LogitsPipeline(sampling, options.get("logits_processors", ()))
+        grammar = _checked_grammar(options.get("grammar"))
+        mask = None if grammar is None else GrammarMask(self._vocabulary, grammar)
+        pipeline = LogitsPipeline(sampling, options.get("logits_processors", ()), mask)
         context = Context(self._prompts.encode(prompt), sampling, pipeline, rule.coupled)
         branches = tree and self._takes_trees and (sampling.greedy or rule.trees)
         # Only the coupled rule owes the same bits; the others owe the same law, which branches obey.
         defer = self._exactness == "bitwise" and (sampling.greedy or rule.coupled)
+        forced = None if grammar is None else ForcedDrafter(self._vocabulary, grammar)
         choice = self._drafters.speculation(
-            options.get("speculation", "auto"), max_draft, branches, defer, self._widest
+            options.get("speculation", "auto"), max_draft, branches, defer, self._widest, forced
         )
         return Request(context, rule, choice, defer, cancelled)
 
@@ -114,6 +125,14 @@ def checked_count(name: str, value: Any, lowest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < lowest:
         raise RequestError(f"{name} is {value!r}, expected an integer of at least {lowest}.")
     return int(value)
+
+
+def _checked_grammar(grammar: Any) -> Grammar | None:
+    if grammar is not None and not isinstance(grammar, Grammar):
+        raise RequestError(
+            f"grammar is {grammar!r}, expected a Grammar, such as edge_spec.Grammar.json_schema({{...}}), or None."
+        )
+    return grammar
 
 
 def _choose_rule(verification: str | None) -> Rule:
