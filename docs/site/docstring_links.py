@@ -1,4 +1,4 @@
-"""Turns roles such as :meth:`edge_spec.Engine.stream` in docstrings into links, where the API page has such an entry."""
+"""Turns roles such as :meth:`edge_spec.Engine.stream` in docstrings into links, where the page has such an entry."""
 
 from __future__ import annotations
 
