@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -48,10 +48,15 @@ def build_app(bundle: str) -> FastAPI:
         options = question.model_dump(exclude={"question"})
         messages = [{"role": "user", "content": question.question}]
 
+        chunks = engine.astream(messages, **options)
+        # Waited for, so that what is refused is answered with an error instead of half a text.
+        first = await anext(chunks)
+
         async def text() -> AsyncIterator[str]:
             # When the client goes away, this is left, and the engine goes on with the next request.
-            async for chunk in engine.astream(messages, **options):
-                if chunk.text:
+            async with aclosing(chunks):
+                yield first.text
+                async for chunk in chunks:
                     yield chunk.text
 
         return StreamingResponse(text(), media_type="text/plain; charset=utf-8")
