@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,35 @@ def test_smollm2_says_the_same_with_and_without_drafting(smollm2: edge_spec.Engi
 def test_the_qwen_pair_says_the_same_with_and_without_drafting(qwen: edge_spec.Engine) -> None:
     assert "model" in qwen.drafters
     assert_every_drafter_gives_the_plain_text(qwen)
+
+
+PERSON = edge_spec.Grammar.json_schema(
+    {
+        "type": "object",
+        "properties": {
+            "full_name": {"type": "string", "maxLength": 40},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "favourite_colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+        },
+        "required": ["full_name", "age", "favourite_colours"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}])
+def test_smollm2_obeys_a_schema_with_and_without_drafting(smollm2: edge_spec.Engine, sampling: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "Describe Bob Hope, who is 31 and likes red and blue, as JSON."}]
+    options: dict[str, Any] = {"grammar": PERSON, "max_new_tokens": NEW_TOKENS, **sampling}
+    plain = smollm2.chat(messages, speculation="off", **options)
+    assert plain.finish_reason == "stop"
+    assert list(json.loads(plain.text)) == ["full_name", "age", "favourite_colours"]
+    for ways in ({}, {"speculation": "grammar"}, {"speculation": "composite", "max_draft": 6}):
+        drafted = smollm2.chat(messages, **options, **ways)
+        if smollm2.exactness == "bitwise" or not sampling:
+            assert drafted.token_ids == plain.token_ids
+        assert drafted.statistics.accepted_by_drafter["grammar"] > 0
 
 
 def test_the_qwen_draft_is_worth_having(qwen: edge_spec.Engine) -> None:

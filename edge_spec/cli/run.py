@@ -14,6 +14,7 @@ from edge_spec.errors import RequestError
 
 if TYPE_CHECKING:
     from edge_spec.runtime.completion import Completion
+    from edge_spec.runtime.grammar import Grammar
 
 # What the engine calls the options of a request.
 _REQUEST = (
@@ -48,6 +49,7 @@ def add(commands: Any) -> None:
         "edge-spec run coder.pair 'Write a function that reverses a linked list.' --max-new-tokens 200",
         "git diff | edge-spec run coder.pair - --system 'Write a commit message for this diff.'",
         "edge-spec run coder.pair 'def fibonacci(n):' --raw --temperature 0.7 --seed 1 --json --logprobs 3",
+        "edge-spec run coder.pair 'Which licence has this text?' --json-schema licence.json",
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument("prompt", metavar="PROMPT", help="the text to answer, or - to read it from stdin")
@@ -83,11 +85,19 @@ def add(commands: Any) -> None:
         "--logprobs", type=int, metavar="N", help="report log-probabilities, and the N likeliest tokens; needs --json"
     )
 
+    form = parser.add_argument_group("form of the answer; needs pip install 'edge-spec[grammar]'")
+    forms = form.add_mutually_exclusive_group()
+    forms.add_argument(
+        "--json-schema", metavar="FILE|TEXT", help="JSON that obeys this JSON schema; {} allows any JSON"
+    )
+    forms.add_argument("--regex", metavar="PATTERN", help="text that this regular expression matches as a whole")
+    forms.add_argument("--grammar", type=Path, metavar="FILE", help="text of this grammar in Lark's syntax")
+
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument(
         "--speculation",
         metavar="auto|off|NAME",
-        help="who drafts: suffix, recycling, lookup, model or composite (auto: whoever is worth its time)",
+        help="who drafts: suffix, recycling, lookup, model, grammar or composite (auto: whoever is worth its time)",
     )
     speculation.add_argument(
         "--max-draft",
@@ -124,6 +134,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.logprobs is not None and not arguments.json:
         raise RequestError("--logprobs needs --json, which prints them with the text.")
+    grammar = _grammar(arguments)
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
     options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "exactness")
     with measuring() as progress:
@@ -138,7 +149,7 @@ def _run(arguments: argparse.Namespace) -> int:
             prompt = [*system, {"role": "user", "content": prompt}]
         level = engine.exactness
         completion = None
-        for chunk in engine.stream(prompt, **given(arguments, *_REQUEST)):
+        for chunk in engine.stream(prompt, **given(arguments, *_REQUEST), grammar=grammar):
             completion = chunk.completion
             if not arguments.json:
                 print(chunk.text, end="", flush=True)
@@ -149,6 +160,27 @@ def _run(arguments: argparse.Namespace) -> int:
         print()
         print(_statistics_text(completion), file=sys.stderr)
     return 0
+
+
+def _grammar(arguments: argparse.Namespace) -> Grammar | None:
+    """What the answer has to be, if anything."""
+    from edge_spec import Grammar
+
+    if arguments.json_schema is not None:
+        text = arguments.json_schema
+        return Grammar.json_schema(text if text.lstrip().startswith("{") else _read(Path(text), "--json-schema"))
+    if arguments.regex is not None:
+        return Grammar.regex(arguments.regex)
+    if arguments.grammar is not None:
+        return Grammar.lark(_read(arguments.grammar, "--grammar"))
+    return None
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{option} names {path}, which cannot be read ({error}). Expected a text file.") from error
 
 
 def _statistics_text(completion: Completion) -> str:

@@ -30,7 +30,7 @@ _WHITESPACE = r"(\x20|\n[\x20\x09]{0,64})"
 _STYLES: tuple[dict[str, Any], ...] = (
     {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
-    {"key_separator": ": "},
+    {"whitespace_pattern": _WHITESPACE, "key_separator": ": "},
 )
 
 
@@ -129,10 +129,7 @@ class Grammar:
         if self.kind != "json_schema":
             return ()
         matcher = import_llguidance().LLMatcher
-        defaults = {"whitespace_pattern": _WHITESPACE}
-        return tuple(
-            str(matcher.grammar_from_json_schema(self.text, defaults=defaults, overrides=style)) for style in _STYLES
-        )
+        return tuple(str(matcher.grammar_from_json_schema(self.text, overrides=style)) for style in _STYLES)
 
 
 def import_llguidance() -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ class GrammarVocabulary:
         self._lock = Lock()
         self._prepared: LLTokenizer | None = None
         self._first = _FirstTokens()
+        self._twins = _Twins()
 
     def matcher(self, definition: str) -> LLMatcher:
         """A matcher at the beginning of a text.
@@ -71,21 +72,30 @@ class GrammarVocabulary:
         instead = self._first.instead[tokens[0]]
         return tokens[1:] if instead is None else [instead, *tokens[1:]]
 
-    def first(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which tokens may come first, bool [size], where their bytes would be allowed or not.
+    def completed(self, bits: NDArray[np.uint8], first: bool) -> NDArray[np.uint8]:
+        """Which tokens may come next, as :meth:`GrammarWalk.allowed` has it, from what a matcher says of their bytes.
 
-        Many tokenizers in the manner of SentencePiece leave out the space that a text begins with. There a first token
-        has the text of another one, or none at all.
+        A matcher knows one token of several with the same bytes. And many tokenizers in the manner of SentencePiece
+        leave out the space that a text begins with: there a first token has the text of another one, or none at all.
+
+        Args:
+            bits: the matcher's answer.
+            first: whether the token comes first.
         """
-        first = self._first
-        if not first.instead:
-            return allowed
-        renewed = allowed.copy()
-        renewed[first.odd] = False
-        renewed[first.renamed] = allowed[first.names]
-        goes_on = allowed.sum() > allowed[list(self.end_token_ids)].sum()
-        renewed[first.silent] = goes_on
-        return renewed
+        twins, odd = self._twins, self._first
+        if not (len(twins.tokens) or (first and len(odd.odd))):
+            return bits
+        allowed = np.unpackbits(bits, count=self.size, bitorder="little").view(np.bool_)
+        any_twin = np.zeros(twins.count, np.bool_)
+        np.logical_or.at(any_twin, twins.group, allowed[twins.tokens])
+        allowed[twins.tokens] = any_twin[twins.group]
+        if first:
+            goes_on = allowed.sum() > allowed[list(self.end_token_ids)].sum()
+            named = allowed[odd.names]
+            allowed[odd.odd] = False
+            allowed[odd.renamed] = named
+            allowed[odd.silent] = goes_on
+        return np.packbits(allowed, bitorder="little")
 
     def tokens_of(self, text: bytes) -> list[int]:
         """The tokens that bytes within a text are most likely written with."""
@@ -101,6 +111,7 @@ class GrammarVocabulary:
                     )
                 texts = token_bytes(self._tokenizer)
                 self._first = _first_tokens(self._tokenizer, texts)
+                self._twins = _Twins(texts, self._tokenizer.special_texts)
                 wrapper = _Wrapper(self._tokenizer, texts, self.end_token_ids[0])
                 self._prepared = import_llguidance().LLTokenizer(
                     wrapper, eos_token=list(self.end_token_ids), slices=_SLICES
@@ -130,6 +141,25 @@ def token_bytes(tokenizer: TextTokenizer) -> list[bytes]:
         else:
             found.append(text.encode())
     return found
+
+
+class _Twins:
+    """Tokens with the same bytes as others: in SentencePiece, those of single bytes and of letters.
+
+    Attributes:
+        tokens, group: such tokens, and for each the number of its group.
+        count: groups there are.
+    """
+
+    def __init__(self, texts: Sequence[bytes] = (), special: Container[int] = ()) -> None:
+        by_text: dict[bytes, list[int]] = {}
+        for token, text in enumerate(texts):
+            if text and token not in special:
+                by_text.setdefault(text, []).append(token)
+        groups = [tokens for tokens in by_text.values() if len(tokens) > 1]
+        self.tokens = np.array([token for tokens in groups for token in tokens], np.int64)
+        self.group = np.repeat(np.arange(len(groups)), [len(tokens) for tokens in groups])
+        self.count = len(groups)
 
 
 class _FirstTokens:
@@ -189,7 +219,9 @@ class _Wrapper:
     def __call__(self, text: str) -> list[int]:
         tokens = self._tokenizer.encode(self._before + text, add_special_tokens=False)
         skipped = len(self._skipped)
-        return tokens[skipped:] if tokens[:skipped] == self._skipped else []
+        # A tokenizer that cannot write the text, or not behind a line break, has no say in how it is written.
+        written = tokens[:skipped] == self._skipped and self._tokenizer.decode(tokens, False).endswith(text)
+        return tokens[skipped:] if written else []
 
 
 def _limits() -> object:

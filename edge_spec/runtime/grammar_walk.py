@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from edge_spec.runtime.grammar import bounded
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 
+# Why a matcher stops where no token goes on, though the text must.
+_DEAD_END = "NoExtension"
+
 
 class WalkError(Exception):
     """The matcher gave up: the grammar is too ambiguous here, or too large."""
@@ -64,17 +67,8 @@ class GrammarWalk:
         Raises:
             WalkError: it takes too much to tell.
         """
-        try:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        except ValueError as error:
-            self._restart()
-            raise WalkError(bounded(str(error))) from error
-        self._require_sound()
-        if not self._output:
-            size = self._vocabulary.size
-            mask = np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
-            bits = np.packbits(self._vocabulary.first(mask), bitorder="little")
-        return bits
+        bits = self._bits()
+        return self._vocabulary.completed(bits, first=not self._output)
 
     def forced(self) -> bytes:
         """The bytes that every text goes on with here, possibly none.
@@ -90,6 +84,22 @@ class GrammarWalk:
     def complete(self) -> bool:
         """Whether nothing can follow but the end."""
         return bool(self._matcher.is_stopped())
+
+    def _bits(self) -> NDArray[np.uint8]:
+        try:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        except ValueError as error:
+            problem: Exception | None = error
+        else:
+            problem = None
+        if self._matcher.is_error() and self._matcher.get_error().startswith(_DEAD_END):
+            self._restart()
+            return np.zeros((self._vocabulary.size + 7) // 8, np.uint8)
+        self._require_sound()
+        if problem is not None:
+            self._restart()
+            raise WalkError(bounded(str(problem))) from problem
+        return bits
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
