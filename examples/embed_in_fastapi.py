@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -54,10 +54,9 @@ def build_app(bundle: str) -> FastAPI:
 
         async def text() -> AsyncIterator[str]:
             # When the client goes away, this is left, and the engine goes on with the next request.
-            async with aclosing(chunks):
-                yield first.text
-                async for chunk in chunks:
-                    yield chunk.text
+            yield first.text
+            async for chunk in chunks:
+                yield chunk.text
 
         return StreamingResponse(text(), media_type="text/plain; charset=utf-8")
 

@@ -28,6 +28,7 @@ def _link(name: str, obj: griffe.Object) -> str:
         while scope is not None and name.split(".")[0] not in scope.members:
             scope = scope.parent
         if scope is not None:
-            path = f"{scope.path}.{name}"
+            # By the name that is public, which is where the page has it.
+            path = f"edge_spec.{scope.name}.{name}" if scope.is_class else f"edge_spec.{name}"
     shown = name.removeprefix("edge_spec.")
     return f'<autoref identifier="{escape(path)}" optional><code>{escape(shown)}</code></autoref>'
