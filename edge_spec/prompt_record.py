@@ -38,6 +38,7 @@ REPLAYED_OPTIONS = (
     "banned_token_ids",
     "stop",
     "stop_token_ids",
+    "grammar",
 )
 
 DEFAULT_LIMIT_BYTES = 64 << 20
@@ -177,6 +178,8 @@ def _plain(value: Any) -> Any:
     """What JSON knows of a value that it does not know: other mappings and sequences, and numpy's numbers."""
     if isinstance(value, Mapping):
         return dict(value)
+    if hasattr(value, "kind") and hasattr(value, "text"):  # an edge_spec.Grammar, which is costly to import
+        return {value.kind: value.text}
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, set | frozenset):

@@ -71,6 +71,16 @@ def real_weights() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
+def smollm2_bundle(real_weights: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of SmolLM2-135M-Instruct, exported once a session; skips the test where its weights are absent."""
+    from edge_spec.export import export_pair
+
+    output = tmp_path_factory.mktemp("bundles") / "smollm2"
+    export_pair(real_weights("smollm2"), None, output)
+    return output
+
+
+@pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function that exports a tiny random pair (see ``tiny_models.export_tiny``), each kind once a session."""
     from tiny_models import export_tiny  # imports torch

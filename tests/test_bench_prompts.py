@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_spec import Grammar, PromptRecorder
 from edge_spec.bench.prompts import SHIPPED_PROMPTS, Question, alternate, pick, read_questions, without_template
 from edge_spec.errors import RequestError
 
@@ -100,6 +101,9 @@ def test_a_log_may_hold_text_chats_and_turns(tmp_path: Path) -> None:
         ('{"prompt": "Hi", "options": {"deadline": 1}}', True, "line 2: options has 'deadline', expected any of max_"),
         ('{"prompt": "Hi", "options": {"top_p": 2}}', True, "line 2: top_p is 2, expected a number above 0"),
         ('{"prompt": "Hi", "options": {"logit_bias": {"x": 1}}}', True, "line 2: logit_bias is .'x': 1"),
+        ('{"prompt": "Hi", "options": {"grammar": "a+"}}', True, "line 2: options has the grammar 'a.', expected an"),
+        ('{"prompt": "Hi", "options": {"grammar": {"regex": "("}}}', True, "line 2: The grammar '.' cannot be used"),
+        ('{"prompt": "Hi", "options": {"grammar": {"bnf": "x"}}}', True, "line 2: A grammar's kind is 'bnf'"),
         ('{"prompt": "Hi", "options": {"max_new_tokens": 0}}', True, "line 2: options has max_new_tokens 0"),
         ('{"prompt": "Hi", "category": 3}', True, "line 2: category is 3"),
     ],
@@ -128,6 +132,14 @@ def test_a_log_may_say_how_to_answer(tmp_path: Path) -> None:
     path = write(tmp_path, {"token_ids": [5, 6], "options": options})
     asked = {"temperature": 0.7, "stop": ["\n"], "logit_bias": {3: -1.5}, "max_new_tokens": 9}
     assert read_questions(path, recorded=True) == [Question(1, "line 1", "recorded", (5, 6), (), asked)]
+
+
+@pytest.mark.parametrize("grammar", [Grammar.regex("[a-c]+"), Grammar.json_schema({"type": "object"})])
+def test_a_recorded_grammar_is_replayed(grammar: Grammar, tmp_path: Path) -> None:
+    recorder = PromptRecorder(tmp_path / "prompts.jsonl")
+    recorder.record("text", {"grammar": grammar, "seed": 3})
+    (question,) = read_questions(recorder.path, recorded=True)
+    assert question.options == {"grammar": grammar, "seed": 3}
 
 
 def test_line_separators_within_a_text_end_no_line(tmp_path: Path) -> None:

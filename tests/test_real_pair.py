@@ -32,10 +32,8 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def smollm2(real_weights: RealWeights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge_spec.Engine]:
-    output = tmp_path_factory.mktemp("bundles") / "smollm2"
-    export_pair(real_weights("smollm2"), None, output)
-    with edge_spec.load(output, context=1024) as engine:
+def smollm2(smollm2_bundle: Path) -> Iterator[edge_spec.Engine]:
+    with edge_spec.load(smollm2_bundle, context=1024) as engine:
         yield engine
 
 

@@ -13,6 +13,7 @@ from edge_spec.errors import RequestError
 from edge_spec.prompt_record import REPLAYED_OPTIONS
 from edge_spec.record_json import shown
 from edge_spec.runtime.chat_template import checked_messages
+from edge_spec.runtime.grammar import Grammar
 from edge_spec.runtime.sampling_params import SamplingParams
 
 SHIPPED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -186,10 +187,16 @@ def _options(given: Any) -> dict[str, Any]:
     bias = options.get("logit_bias")
     if isinstance(bias, Mapping) and all(token.isdecimal() for token in bias):
         options["logit_bias"] = {int(token): value for token, value in bias.items()}  # keys of JSON are text
+    grammar = options.pop("grammar", None)
     SamplingParams(**options)
     if options.get("max_new_tokens") == 0:
         raise RequestError("options has max_new_tokens 0, expected at least 1: an empty answer measures nothing.")
-    return options
+    if grammar is None:
+        return options
+    if not isinstance(grammar, Mapping) or len(grammar) != 1:
+        raise RequestError(f'options has the grammar {shown(grammar)}, expected an object such as {{"regex": "a+"}}')
+    ((kind, text),) = grammar.items()
+    return {**options, "grammar": Grammar(kind, text)}
 
 
 def _is_token_id(value: Any) -> bool:
