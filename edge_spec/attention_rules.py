@@ -37,13 +37,14 @@ def split_heads(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> 
 
 
 def _reshape(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
-    """Rows into heads, or heads into rows."""
-    x, size = given(inputs[0], FLOATS), graph.facts.head_size
+    """Rows into heads or other pieces of equal size, or such pieces into rows."""
+    x = given(inputs[0], FLOATS)
     if len(x.shape) == 3:
-        need(x.shape[:2] == (1, "rows") and last_size(x) % size == 0)
-        heads = last_size(x) // size
-        constants(graph, inputs[1], 0, 0, heads, size)
-        return [Declared(x.dtype, (1, "rows", heads, size))]
+        size = int.from_bytes(graph.contents(inputs[1])[-8:], "little")
+        need(x.shape[:2] == (1, "rows") and size > 0 and last_size(x) % size == 0)
+        pieces = last_size(x) // size
+        constants(graph, inputs[1], 0, 0, pieces, size)
+        return [Declared(x.dtype, (1, "rows", pieces, size))]
     need(len(x.shape) == 4 and x.shape[:2] == (1, "rows") and isinstance(x.shape[2], int))
     columns = int(x.shape[2]) * last_size(x)
     constants(graph, inputs[1], 0, 0, columns)

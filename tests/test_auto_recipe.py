@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export import auto_recipe, export_pair
-from edge_spec.export.auto_recipe import PAYS, choose_formats, paying
+from edge_spec.export.auto_recipe import PAYS, Choice, choose_formats, paying
 from edge_spec.export.matrix_cost import ClassCost, MatrixShape, class_matrices, measure_class
 from edge_spec.export.pair_recipe import read_pair_recipe
 from edge_spec.export.recipe import AUTO, FORMATS, RECIPES, find_recipe
@@ -151,6 +151,38 @@ def test_an_export_measures_chooses_and_leaves_nothing_over(
         f"{role} trial, {what}" for role in ("target", "draft") for what in ("all w8a8", "mlp_up int4", "lm_head int4")
     }
     assert "measure target" in stages and "measure draft" in stages
+
+
+def mixed(worst: str | None = "lm_head", predicted: float | None = 0.02) -> Choice:
+    return Choice(RECIPES["w8a8"], (), "target", predicted, 0.03, worst)
+
+
+@pytest.mark.parametrize("measured", [0.001, 0.02, 0.03, 0.0249])
+def test_an_error_about_as_predicted_is_no_warning(measured: float) -> None:
+    assert mixed().warnings(measured) == ()
+
+
+@pytest.mark.parametrize(("measured", "predicted"), [(0.031, 0.02), (0.2, 0.02), (0.038, 0.03)])
+def test_a_mix_that_strays_clearly_beyond_its_prediction_says_what_to_do(measured: float, predicted: float) -> None:
+    (warning,) = mixed(predicted=predicted).warnings(measured)
+    assert f"mean KL of {measured:.4f} nats, but {predicted:.4f} were predicted and at most 0.03 wanted" in warning
+    assert "recipe w8a8, or with lm_head in w8a8" in warning and "[target.formats]" in warning
+
+
+def test_without_int4_there_is_no_mix_to_warn_of() -> None:
+    assert mixed(worst=None).warnings(1.0) == mixed(predicted=None).warnings(1.0) == ()
+
+
+def test_an_export_warns_of_a_mix_whose_errors_do_not_add_up(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_costs(monkeypatch, costs(mlp_up=0.5, lm_head=0.6))
+    monkeypatch.setattr(auto_recipe, "_trial", lambda *_: 1e-9)
+    report = export_pair(checkpoint, None, tmp_path / "bundle", recipe="auto")
+    monkeypatch.setattr(auto_recipe, "_CLEARLY", 0.0)
+    strict = export_pair(checkpoint, None, tmp_path / "strict", recipe="auto")
+    assert not any("WARNING" in note for note in report.notes)
+    assert sum("do not add up" in note for note in strict.notes) == 1
 
 
 def test_where_int4_pays_nowhere_nothing_is_exported_on_trial(

@@ -318,6 +318,9 @@ def test_little_lies_outside_the_weight_file(flavour: tuple[str, Path]) -> None:
         scales = [f"layers.{layer}.{part}_scale" for layer in range(LAYERS) for part in ("key", "value")]
         for scale in scales if name == "model.kv8.onnx" else ():
             assert inline.pop(scale) == (1, KV_HEADS, 1, HEAD_SIZE)
+        # What mixes the inputs of down, and the shapes around it, lie in the graph once for all layers.
+        mixers = [inline.pop(name) for name in list(inline) if name.startswith(("mixer.", "runs_"))]
+        assert len(mixers) in (0, 3) and all(np.prod(dims) <= 32 * 32 for dims in mixers)
         assert all(np.prod(dims) == 1 for dims in inline.values())
         assert (path / "target" / name).stat().st_size < 40_000
 

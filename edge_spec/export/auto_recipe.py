@@ -22,6 +22,9 @@ Role = Literal["target", "draft"]
 # Time of int4 over that of w8a8 up to which it pays. Less of a gain is within the noise of the measurement.
 PAYS = 0.95
 
+# Errors add up only about, so this much more than was predicted, or wanted, is no surprise.
+_CLEARLY = 1.25
+
 
 @dataclass(frozen=True)
 class _Aim:
@@ -71,9 +74,41 @@ def choose_formats(
     return {layer_class: "int4" if layer_class in chosen else "w8a8" for layer_class in costs}
 
 
-def choose_recipe(
-    checkpoint: Checkpoint, scratch: Path, role: Role, progress: Progress
-) -> tuple[Recipe, tuple[str, ...]]:
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a model.
+
+    Attributes:
+        recipe: of the model.
+        notes: what was measured, in sentences.
+        role: what the model is for.
+        predicted: mean KL in nats that is expected of the recipe; ``None`` where no error was measured.
+        limit: of the mean KL, in nats, by which the recipe was chosen.
+        worst: the layer class in int4 that adds most; ``None`` if there is none.
+    """
+
+    recipe: Recipe
+    notes: tuple[str, ...]
+    role: Role
+    predicted: float | None
+    limit: float
+    worst: str | None
+
+    def warnings(self, measured: float) -> tuple[str, ...]:
+        """Say so where the mean KL of what was exported is clearly beyond what was predicted or wanted."""
+        if self.worst is None or self.predicted is None:
+            return ()
+        if measured <= _CLEARLY * self.limit and (measured <= self.limit or measured <= _CLEARLY * self.predicted):
+            return ()
+        instead = f"with {self.worst} in w8a8, the class that adds most ([{self.role}.formats] of a pair recipe)"
+        return (
+            f"{self.role}, auto: WARNING: the chosen mix has a mean KL of {measured:.4f} nats, but "
+            f"{self.predicted:.4f} were predicted and at most {self.limit:g} wanted: the errors of its formats do not "
+            f"add up. Export it with recipe w8a8, or {instead}.",
+        )
+
+
+def choose_recipe(checkpoint: Checkpoint, scratch: Path, role: Role, progress: Progress) -> Choice:
     """Measure cost and error of one model on this device, and choose how it is stored on CPU.
 
     Args:
@@ -82,15 +117,12 @@ def choose_recipe(
         role: what the model is for.
         progress: told about every measurement and trial.
 
-    Returns:
-        The recipe, and what was measured, in sentences.
-
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
     aim = _AIMS[role]
     costs = _measure_costs(checkpoint, aim, scratch, role, progress)
-    base, errors = 0.0, {}
+    base, predicted, errors = 0.0, None, {}
     classes = paying(costs)
     if classes:
         base = _trial(checkpoint, _mix(aim, ()), scratch, f"{role} trial, all w8a8", progress)
@@ -106,7 +138,8 @@ def choose_recipe(
             f"{role}, auto: mean KL {base:.4f} nats with all in w8a8, {predicted:.4f} predicted for this choice (at "
             f"most {aim.limit:g} wanted)."
         )
-    return _mix(aim, chosen), tuple(notes)
+    worst = max(chosen, key=lambda layer_class: errors[layer_class], default=None)
+    return Choice(_mix(aim, chosen), tuple(notes), role, predicted, aim.limit, worst)
 
 
 def _mix(aim: _Aim, classes: tuple[str, ...]) -> Recipe:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edge_spec.export.graph_tape import CONTRIB, GraphTape
+from edge_spec.export.mixing import mixer
 from edge_spec.export.packing import PackedEmbedding, PackedMatrix
 
 # MatMulNBits on CPU: quantize the activations to int8 and accumulate integers.
@@ -60,6 +61,8 @@ def _int4(tape: GraphTape, x: ir.Value, matrix: PackedMatrix, name: str) -> ir.V
 
 
 def _w8a8(tape: GraphTape, x: ir.Value, matrix: PackedMatrix, name: str, may_be_empty: bool) -> ir.Value:
+    if matrix.run > 1:
+        x = _mixed(tape, x, matrix)
     integers, row_scale = _quantize_rows(tape, x, may_be_empty)
     weight, scale = (tape.weight(matrix.tensors[part]) for part in ("weight", "scale"))
     signed = weight.dtype == ir.DataType.INT8
@@ -69,6 +72,15 @@ def _w8a8(tape: GraphTape, x: ir.Value, matrix: PackedMatrix, name: str, may_be_
         "MatMulIntegerToFloat", [integers, weight, one, scale, middle, weight_zero], domain=CONTRIB, name=name
     )
     return tape.op("Mul", [product, row_scale], name=name + ".scale")
+
+
+def _mixed(tape: GraphTape, x: ir.Value, matrix: PackedMatrix) -> ir.Value:
+    """Mix each run of neighbours, as the weights are."""
+    run = matrix.run
+    apart = tape.constant(f"runs_apart.{matrix.inputs}", np.array([0, 0, matrix.inputs // run, run], np.int64))
+    together = tape.constant(f"runs_together.{matrix.inputs}", np.array([0, 0, matrix.inputs], np.int64))
+    mixed = tape.op("MatMul", [tape.op("Reshape", [x, apart]), tape.constant(f"mixer.{run}", mixer(run))])
+    return tape.op("Reshape", [mixed, together])
 
 
 def _quantize_rows(tape: GraphTape, x: ir.Value, may_be_empty: bool) -> tuple[ir.Value, ir.Value]:

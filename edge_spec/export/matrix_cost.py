@@ -17,7 +17,7 @@ import onnx_ir as ir
 from edge_spec.export.architecture import Architecture
 from edge_spec.export.graph_matrix import multiply
 from edge_spec.export.graph_tape import GraphTape, describe
-from edge_spec.export.packing import PackedMatrix, Packer, ReadRows
+from edge_spec.export.packing import Packer, ReadRows
 from edge_spec.export.recipe import AUTO, MatrixFormat
 from edge_spec.export.weights import open_weight_file
 from edge_spec.heap import give_back
@@ -54,11 +54,15 @@ class ClassCost:
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """A matrix [outputs, inputs], and how many of its size a model has; part of one where it was cut for measuring."""
+    """A matrix [outputs, inputs], and how many of its size a model has; part of one where it was cut for measuring.
+
+    ``mixed``: as in :meth:`~edge_spec.export.packing.Packer.matrix`.
+    """
 
     outputs: int
     inputs: int
     count: float
+    mixed: bool = False
 
 
 def class_matrices(architecture: Architecture) -> dict[str, tuple[MatrixShape, ...]]:
@@ -72,7 +76,7 @@ def class_matrices(architecture: Architecture) -> dict[str, tuple[MatrixShape, .
             MatrixShape(hidden, attended, facts.layers),
         ),
         "mlp_up": (MatrixShape(2 * facts.intermediate_size, hidden, facts.layers),),
-        "mlp_down": (MatrixShape(hidden, facts.intermediate_size, facts.layers),),
+        "mlp_down": (MatrixShape(hidden, facts.intermediate_size, facts.layers, mixed=True),),
         "lm_head": (MatrixShape(head, hidden, facts.vocab_size / head),),
     }
 
@@ -131,7 +135,8 @@ def _session(matrix: MatrixShape, storage: MatrixFormat, copies: int, block_size
     tape, outputs = GraphTape("cpu"), []
     with open_weight_file(folder / f"{name}.data") as weights:
         packer = Packer(weights, replace(AUTO, block_size=block_size), "cpu", not integer_products_saturate())
-        packed = packer.matrix(f"{name}.0", (matrix.outputs, matrix.inputs), _random_rows(matrix.inputs), storage)
+        shape, rows = (matrix.outputs, matrix.inputs), _random_rows(matrix.inputs)
+        packed = packer.matrix(f"{name}.0", shape, rows, storage, mixed=matrix.mixed)
         for copy in range(copies):
             own = packed
             if copy:
@@ -139,7 +144,7 @@ def _session(matrix: MatrixShape, storage: MatrixFormat, copies: int, block_size
                     part: weights.append(f"{name}.{copy}.{part}", tensor.numpy())
                     for part, tensor in packed.tensors.items()
                 }
-                own = PackedMatrix(storage, matrix.inputs, matrix.outputs, tensors, block_size)
+                own = replace(packed, tensors=tensors)
             x = tape.input(f"x.{copy}", ir.DataType.FLOAT, [1, "rows", matrix.inputs])
             y = multiply(tape, x, own, None, f"{name}.{copy}")
             outputs.append(describe(y, f"y.{copy}", ir.DataType.FLOAT, [1, "rows", matrix.outputs]))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_spec.export.decoder import DecoderLayer
+from edge_spec.export.mixing import mix, run_length
 from edge_spec.export.quantize import (
     quantize_blocks,
     quantize_blocks_by_importance,
@@ -43,6 +44,7 @@ class PackedMatrix:
     Attributes:
         tensors: ``weight``, for the quantized formats also ``scale``, and for int4 perhaps ``zero_point``.
         block_size: inputs that share a scale, where the format has blocks.
+        run: neighbouring inputs that are mixed (export/mixing.py), in weights as in activations; 1 for none.
     """
 
     format: MatrixFormat
@@ -50,6 +52,7 @@ class PackedMatrix:
     outputs: int
     tensors: Mapping[str, ir.TensorProtocol]
     block_size: int
+    run: int = 1
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,11 @@ class Packer:
         """Store one decoder layer; int4 blocks are fitted to how large the inputs are, if that is known."""
         prefix = f"layers.{index}."
 
-        def matrix(name: str, weight: Float32Array, storage: MatrixFormat) -> PackedMatrix:
+        def matrix(name: str, weight: Float32Array, storage: MatrixFormat, mixed: bool = False) -> PackedMatrix:
             known = None if importance is None else getattr(importance, name)
-            return self.matrix(prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage, known)
+            return self.matrix(
+                prefix + name, weight.shape, lambda start, stop: weight[start:stop], storage, known, mixed
+            )
 
         def vector(name: str, values: Float32Array | None) -> ir.TensorProtocol | None:
             return None if values is None else self.vector(prefix + name, values)
@@ -145,7 +150,7 @@ class Packer:
             mlp_norm=self.vector(prefix + "mlp_norm", layer.mlp_norm),
             gate_up=matrix("gate_up", layer.gate_up, recipe.mlp_up),
             gate_up_bias=vector("gate_up.bias", layer.gate_up_bias),
-            down=matrix("down", layer.down, recipe.mlp_down),
+            down=matrix("down", layer.down, recipe.mlp_down, mixed=True),
             down_bias=vector("down.bias", layer.down_bias),
             post_mlp_norm=vector("post_mlp_norm", layer.post_mlp_norm),
         )
@@ -157,21 +162,27 @@ class Packer:
         read_rows: ReadRows,
         storage: MatrixFormat,
         importance: Float32Array | None = None,
+        mixed: bool = False,
     ) -> PackedMatrix:
-        """Store one matrix [out, in] in a format of its own, reading some of its rows at a time."""
+        """Store one matrix [out, in] in a format of its own, reading some of its rows at a time.
+
+        With ``mixed``, neighbouring inputs are mixed where activations are rounded by the row.
+        """
         outputs, inputs = shape
+        run = run_length(inputs) if mixed and storage == "w8a8" else 1
 
         def quantize(rows: Float32Array) -> Parts:
             if storage == "int4":
                 return self._int4(rows, importance)
             if storage == "w8a8":
-                return dict(zip(("weight", "scale"), quantize_channels(rows, self._signed_integers), strict=True))
+                integers = quantize_channels(mix(rows, run), self._signed_integers)
+                return dict(zip(("weight", "scale"), integers, strict=True))
             return {"weight": rows.T.astype(_FLOAT_TYPES[storage])}
 
         # Weights multiply from the right, so that outputs are columns; int4 kernels want them as rows.
         axis = 0 if storage == "int4" else -1
         tensors = self._store(name, shape, read_rows, quantize, axis)
-        return PackedMatrix(storage, inputs, outputs, tensors, self._recipe.block_size)
+        return PackedMatrix(storage, inputs, outputs, tensors, self._recipe.block_size, run)
 
     def lm_head(
         self, shape: tuple[int, int], read_rows: ReadRows, importance: Float32Array | None = None

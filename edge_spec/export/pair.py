@@ -118,16 +118,14 @@ def export_pair(
         requested = {"target": recipe, "draft": None if draft is None else draft_recipe}
         if device == "cuda" and any(asked in (AUTO, AUTO.name) for asked in requested.values()):
             notes.append("Recipe auto is int4 on CUDA, which has no w8a8 to choose from; nothing was measured.")
-        if target_recipe == AUTO:
-            target_recipe, measured = _choose(target_checkpoint, folder / "target", "target", progress)
-            notes += measured
-        target_record = _export(target_checkpoint, folder / "target", target_recipe, device, check, progress)
+        target_record, told = _export(target_checkpoint, folder, "target", target_recipe, device, check, progress)
+        notes += told
         draft_record = None
         if speech is not None:
-            if chosen_draft_recipe == AUTO:
-                chosen_draft_recipe, measured = _choose(speech.checkpoint, folder / "draft", "draft", progress)
-                notes += measured
-            draft_record = _export(speech.checkpoint, folder / "draft", chosen_draft_recipe, device, check, progress)
+            draft_record, told = _export(
+                speech.checkpoint, folder, "draft", chosen_draft_recipe, device, check, progress
+            )
+            notes += told
             speech.write(folder)
         progress("seal", 0, 1)
         seal(
@@ -155,11 +153,6 @@ def _find_recipe(recipe: str | Recipe | None, default: str, device: Device, via:
     return optimum_recipe(recipe, device) if via == "optimum" else find_recipe(recipe or default, device)
 
 
-def _choose(checkpoint: AnyCheckpoint, scratch: Path, role: Role, progress: Progress) -> tuple[Recipe, tuple[str, ...]]:
-    assert not isinstance(checkpoint, OptimumCheckpoint)  # recipes by way of optimum are never auto
-    return choose_recipe(checkpoint, scratch, role, progress)
-
-
 def _open(source: str | os.PathLike[str], via: Via, context: int | None, offline: bool) -> AnyCheckpoint:
     if via == "optimum":
         return OptimumCheckpoint(source, context, offline)
@@ -168,15 +161,23 @@ def _open(source: str | os.PathLike[str], via: Via, context: int | None, offline
 
 def _export(
     checkpoint: AnyCheckpoint,
-    folder: Path,
+    bundle: Path,
+    role: Role,
     recipe: Recipe,
     device: Device,
     check: bool,
     progress: Progress,
-) -> ModelRecord:
-    if isinstance(checkpoint, OptimumCheckpoint):
-        return export_optimum_model(checkpoint, folder, recipe, check, progress)
-    return export_model(checkpoint, folder, recipe, device, check, progress)
+) -> tuple[ModelRecord, tuple[str, ...]]:
+    """Export one model, by a recipe that is chosen first if it is auto, and say what was found out on the way."""
+    folder = bundle / role
+    if isinstance(checkpoint, OptimumCheckpoint):  # its recipes are never auto
+        return export_optimum_model(checkpoint, folder, recipe, check, progress), ()
+    if recipe != AUTO:
+        return export_model(checkpoint, folder, recipe, device, check, progress), ()
+    choice = choose_recipe(checkpoint, folder, role, progress)
+    record = export_model(checkpoint, folder, choice.recipe, device, check, progress)
+    assert record.quality is not None  # auto asks for the check
+    return record, (*choice.notes, *choice.warnings(record.quality.mean_kl))
 
 
 @contextmanager

@@ -27,8 +27,8 @@ class Rotation:
         odd = size >> twos
         # Factors of about equal size cost least.
         left = twos - max(0, round((twos - np.log2(odd)) / 2))
-        self._left = _hadamard(left)
-        self._right = np.kron(_hadamard(twos - left), _cosines(odd))
+        self._left = hadamard(left)
+        self._right = np.kron(hadamard(twos - left), _cosines(odd))
         signs = np.random.default_rng(size).integers(0, 2, size)
         self._signs = (2 * signs - 1).astype(np.float32)
 
@@ -82,7 +82,7 @@ def rotate_layer(layer: DecoderLayer, inputs: LayerInputs, rotation: Rotation) -
     )
 
 
-def _hadamard(twos: int) -> Float32Array:
+def hadamard(twos: int) -> Float32Array:
     """The symmetric Hadamard matrix of size 2 ** twos, scaled to be orthogonal."""
     signs = np.ones((1, 1), np.float32)
     for _ in range(twos):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,14 @@ _SMALLEST = np.finfo(np.float32).tiny
 _STEPS = (15.0, 16.2, 18.0, 21.0)
 # The same from zero to the value of largest magnitude, where the grid is symmetric: eight cover it.
 _SYMMETRIC_STEPS = (8.0, 7.5, 8.7, 9.6)
-_SYMMETRIC_ZERO = 8
-# Elements rounded at a time, so that they and their temporaries stay in a core's cache.
-_ELEMENTS_AT_ONCE = 1 << 16
+_SYMMETRIC_ZERO = np.float32(8)
+# Zero points tried around the best one, and at last its own, each time with the scale that was fitted last.
+_SHIFTS = (0, 1, -1, 0)
+_SYMMETRIC_SHIFTS = (0, 0)
+# Elements rounded at a time, so that they and two temporaries stay in a core's cache; of as many outputs, since whole
+# vectors are faster.
+_ELEMENTS_AT_ONCE = 1 << 17
+_OUTPUTS_AT_ONCE = 256
 
 
 def fit_blocks(
@@ -52,14 +58,21 @@ def fit_blocks(
     scales = np.empty((outputs, blocks), np.float32)
     zeros = np.empty((outputs, blocks), np.uint8)
 
-    def fit(rows: slice) -> None:
+    def fit(piece: tuple[slice, slice]) -> None:
+        rows, columns = piece
         # Outputs last: sums over a block then run over whole vectors.
-        grouped = np.ascontiguousarray(weight[rows].T).reshape(blocks, block_size, -1)
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite error is no smaller than another
-            rounded, scale, zero = _fit(grouped, counted, zero_points)
-        integers[rows], scales[rows], zeros[rows] = rounded.transpose(2, 0, 1), scale.T, zero.T
+        first, last = columns.start * block_size, columns.stop * block_size
+        grouped = np.ascontiguousarray(weight[rows, first:last].T).reshape(-1, block_size, rows.stop - rows.start)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is infinite is no candidate
+            rounded, scale, zero = _fit(grouped, counted[columns], zero_points)
+        integers[piece], scales[piece], zeros[piece] = rounded.transpose(2, 0, 1), scale.T, zero.T
 
-    _in_threads(fit, outputs, max(1, _ELEMENTS_AT_ONCE // inputs))
+    at_once = max(1, _ELEMENTS_AT_ONCE // (block_size * min(outputs, _OUTPUTS_AT_ONCE)))
+    pieces = product(_slices(outputs, _OUTPUTS_AT_ONCE), _slices(blocks, at_once))
+    # On every processor: numpy lets go of the interpreter in between.
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for _ in pool.map(fit, pieces):
+            pass
     return integers, scales, zeros
 
 
@@ -67,31 +80,56 @@ def _fit(
     grouped: Float32Array, importance: Float32Array, zero_points: bool
 ) -> tuple[UInt8Array, Float32Array, UInt8Array]:
     """Round blocks [blocks, size, outputs]; the scales and zero points are [blocks, outputs]."""
-    best: tuple[Float32Array, Float32Array, Float32Array] | None = None
-    least = np.zeros(0, np.float32)
+    search = _Search(grouped, importance)
     for scale, zero in _grids(grouped, zero_points):
-        if best is None:
-            integers = _snap(grouped, scale, zero)
-            best, least = (integers, scale, zero), _error(grouped, integers, scale, importance)
-        # Counted from the zero point.
-        centred = _snap(grouped, scale, zero)
-        weighted = centred * importance
-        along = (weighted * centred).sum(axis=1)
-        fitted = np.divide((weighted * grouped).sum(axis=1), along, out=scale.copy(), where=along > _SMALLEST)
-        fitted = _without_subnormals(fitted)
-        centred = _snap(grouped, fitted, zero)
-        error = _error(grouped, centred, fitted, importance)
-        better = error < least
-        least = np.where(better, error, least)
-        best = (
-            np.where(better[:, None], centred, best[0]),
-            np.where(better, fitted, best[1]),
-            np.where(better, zero, best[2]),
-        )
-    assert best is not None  # there are grids
-    centred, scale, zero = best
-    centred += zero[:, None]
-    return centred.astype(np.uint8), scale, zero.astype(np.uint8)
+        search.consider(scale, zero)
+    for shift in _SHIFTS if zero_points else _SYMMETRIC_SHIFTS:
+        search.consider(search.scale, np.clip(search.zero + np.float32(shift), 0, 15))
+    integers = search.snap(search.scale, search.zero)
+    integers += search.zero[:, None]
+    return integers.astype(np.uint8), search.scale, search.zero.astype(np.uint8)
+
+
+class _Search:
+    """Keeps the best grid of each block: ``scale`` and ``zero``, float32 [blocks, outputs].
+
+    With whole steps q from zero and importance m, the best scale for weights w is sum(m w q) / sum(m q^2), and the
+    error that is left is sum(m w^2) less the product of this scale and sum(m w q). So the larger that is, the better,
+    and the error itself need not be computed.
+    """
+
+    def __init__(self, grouped: Float32Array, importance: Float32Array) -> None:
+        """Search for blocks [blocks, size, outputs] with the importance of each input, [blocks, size, 1]."""
+        self._grouped, self._weighted = grouped, grouped * importance
+        self._importance = importance[:, :, 0]
+        self._steps = np.empty_like(grouped)
+        self._gained: Float32Array | None = None
+        self.scale = self.zero = np.zeros(0, np.float32)
+
+    def consider(self, scale: Float32Array, zero: Float32Array) -> None:
+        """Round to a grid, fit its scale to that, and keep it where it is better than what is known."""
+        steps = self.snap(scale, zero)
+        along = np.einsum("bso,bso->bo", self._weighted, steps)
+        power = np.einsum("bs,bso->bo", self._importance, np.square(steps, out=steps))
+        fitted = _without_subnormals(np.divide(along, power, out=np.zeros_like(scale), where=power > _SMALLEST))
+        gained = fitted * along
+        known = np.isfinite(gained) & (fitted != 0)
+        if self._gained is None:
+            self.scale, self.zero = np.where(known, fitted, scale), zero
+            self._gained = np.where(known, gained, np.float32(0))
+            return
+        better = known & (gained > self._gained)
+        np.copyto(self.scale, fitted, where=better)
+        np.copyto(self.zero, zero, where=better)
+        np.copyto(self._gained, gained, where=better)
+
+    def snap(self, scale: Float32Array, zero: Float32Array) -> Float32Array:
+        """Round to a grid: whole steps from zero, in the shape of the blocks, in memory used again by the next call."""
+        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+        steps = np.multiply(self._grouped, inverse[:, None], out=self._steps)
+        np.rint(steps, out=steps)
+        np.maximum(steps, -zero[:, None], out=steps)  # faster than np.clip with two arrays
+        return np.minimum(steps, (15 - zero)[:, None], out=steps)
 
 
 def _grids(grouped: Float32Array, zero_points: bool) -> Iterator[tuple[Float32Array, Float32Array]]:
@@ -110,33 +148,11 @@ def _grids(grouped: Float32Array, zero_points: bool) -> Iterator[tuple[Float32Ar
         yield scale, np.clip(zero, 0, 15)
 
 
-def _snap(grouped: Float32Array, scale: Float32Array, zero: Float32Array) -> Float32Array:
-    """Round to a grid: whole steps from zero, float32 of the shape of ``grouped``."""
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
-    steps = grouped * inverse[:, None]
-    np.rint(steps, out=steps)
-    np.maximum(steps, -zero[:, None], out=steps)
-    return np.minimum(steps, (15 - zero)[:, None], out=steps)
-
-
-def _error(grouped: Float32Array, steps: Float32Array, scale: Float32Array, importance: Float32Array) -> Float32Array:
-    off = steps * scale[:, None]
-    off -= grouped
-    np.square(off, out=off)
-    off *= importance
-    error: Float32Array = off.sum(axis=1)
-    return error
-
-
 def _without_subnormals(scale: Float32Array) -> Float32Array:
     """Make scales zero whose inverse could be infinite; such a block is as good as zero."""
     scale[np.abs(scale) < _SMALLEST] = 0
     return scale
 
 
-def _in_threads(work: Callable[[slice], None], rows: int, at_once: int) -> None:
-    """Call ``work`` for slices of rows, on every processor: numpy lets go of the interpreter in between."""
-    slices = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for _ in pool.map(work, slices):
-            pass
+def _slices(count: int, at_once: int) -> list[slice]:
+    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]

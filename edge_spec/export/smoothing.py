@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.export.decoder import DecoderLayer
+from edge_spec.export.mixing import mix, run_length
 from edge_spec.export.recipe import MatrixFormat, Recipe
 from edge_spec.export.reference import LayerInputs
 
@@ -60,7 +61,8 @@ def smooth_layer(
     """
     shared = _value_channels(layer.output.shape[1], kv_heads, head_size)
     value_scale = smoothing_scale(inputs.output, layer.output, recipe.attention, recipe.block_size, shared)
-    down_scale = smoothing_scale(inputs.down, layer.down, recipe.mlp_down, recipe.block_size)
+    run = run_length(layer.down.shape[1])
+    down_scale = smoothing_scale(inputs.down, layer.down, recipe.mlp_down, recipe.block_size, run=run)
     # V comes last in qkv. So does up in gate_up: what it gives is multiplied, so any factor passes through.
     qkv, gate_up = _divide_last_rows(layer.qkv, value_scale), _divide_last_rows(layer.gate_up, down_scale)
     qkv_scale = smoothing_scale(inputs.qkv, qkv, recipe.attention, recipe.block_size)
@@ -97,6 +99,7 @@ def smoothing_scale(
     storage: MatrixFormat,
     block_size: int = 32,
     shared: npt.NDArray[np.int64] | None = None,
+    run: int = 1,
 ) -> Float32Array:
     """Choose by how much to divide each input of a matrix.
 
@@ -106,6 +109,7 @@ def smoothing_scale(
         storage: of the matrix; where it is not rounded to integers, the scales are ones.
         block_size: inputs that share a scale in ``int4``.
         shared: int64 [in], which scale an input takes, where several share one.
+        run: neighbouring inputs that are mixed before ``w8a8`` rounds them.
 
     Returns:
         float32 [scales], as many as inputs, or as ``shared`` names.
@@ -121,27 +125,27 @@ def smoothing_scale(
         candidates = [_centred(largest**a) for a in _INT4_EXPONENTS]
         return min([none, *candidates], key=lambda scale: _int4_error(x, weight, scale[shared], block_size))
     heaviest = _extremes(np.abs(weight).max(axis=0), shared)
-    noise = _w8a8_noise(x, weight, shared)
+    noise = _w8a8_noise(x, weight, shared, run)
     best = min((_centred(largest**a / heaviest**b) for a in _EXPONENTS for b in (0.0, 1 - a)), key=noise)
     # The law takes a few things for granted, so the candidate is rounded for real.
-    return best if _w8a8_error(x, weight, best[shared]) < _w8a8_error(x, weight, none[shared]) else none
+    error, plain = (_w8a8_error(x, weight, scale[shared], run) for scale in (best, none))
+    return best if error < plain else none
 
 
-def _w8a8_noise(x: Float32Array, weight: Float32Array, shared: npt.NDArray[np.int64]) -> ErrorOf:
+def _w8a8_noise(x: Float32Array, weight: Float32Array, shared: npt.NDArray[np.int64], run: int) -> ErrorOf:
     """The expected squared error of a product as a function of the scales, up to a factor.
 
     Rounding in steps of d adds noise of variance d**2 / 12. With activations x / s and weights W * s that makes
 
         sum_t max_j (x_tj / s_j)^2 * sum_j s_j^2 |W_j|^2 + sum_i max_j (W_ij s_j)^2 * sum_j |x_j|^2 / s_j^2
 
-    with tokens t, inputs j and outputs i.
+    with tokens t, inputs j and outputs i. Mixing runs of inputs changes the extremes, but no length.
     """
-    activations, weights = np.abs(x), np.abs(weight)
     energy, mass = np.square(x).sum(axis=0), np.square(weight).sum(axis=0)
 
     def noise(scale: Float32Array) -> float:
         each = scale[shared]
-        rows, columns = (activations / each).max(axis=1), (weights * each).max(axis=1)
+        rows, columns = (np.abs(mix(rescaled, run)).max(axis=1) for rescaled in (x / each, weight * each))
         return float(
             np.square(rows).sum() * (mass * np.square(each)).sum()
             + np.square(columns).sum() * (energy / np.square(each)).sum()
@@ -161,9 +165,9 @@ def _int4_error(x: Float32Array, weight: Float32Array, scale: Float32Array, bloc
     return float(np.square(off).sum(axis=0) @ importance)
 
 
-def _w8a8_error(x: Float32Array, weight: Float32Array, scale: Float32Array) -> float:
+def _w8a8_error(x: Float32Array, weight: Float32Array, scale: Float32Array, run: int) -> float:
     """The squared error of a product whose factors are rounded after rescaling."""
-    off = _rounded(x / scale) @ _rounded(weight * scale).T - x @ weight.T
+    off = _rounded(mix(x / scale, run)) @ _rounded(mix(weight * scale, run)).T - x @ weight.T
     return float(np.vdot(off, off))
 
 
