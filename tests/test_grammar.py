@@ -205,19 +205,15 @@ def test_the_prompt_is_no_part_of_the_text() -> None:
     assert np.flatnonzero(mask.allowed(History([a, b, b, a], 3), [])).tolist() == [b]
 
 
-def test_a_grammar_that_takes_too_much_is_an_error_of_its_step_and_of_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=30)
-    monkeypatch.setattr(grammar_vocabulary, "_limits", lambda: limits)
+def test_a_grammar_that_takes_too_much_is_an_error_of_its_step_and_of_no_other() -> None:
     tokenizer = tokenizer_of("bytes", [])
     mask = GrammarMask(vocabulary_of(tokenizer), LANGUAGES["ambiguous"])  # every substring may be an e
     pipeline = LogitsPipeline(SamplingParams(), grammar=mask)
     logits, history = np.zeros(tokenizer.vocab_size, np.float32), History([1, 2])
     a = tokenizer.encode("a")[0]
     for _ in range(2):
-        with pytest.raises(LogitsError, match="at position 62, it takes too much") as caught:
-            pipeline.process_row(logits, history, [a] * 60, row=5)
+        with pytest.raises(LogitsError, match="at position 602, it takes too much") as caught:
+            pipeline.process_row(logits, history, [a] * 600, row=5)
         assert caught.value.row == 5
         assert len(str(caught.value)) < 1000
         assert pipeline.process_row(logits, history, [a]).max() == 0

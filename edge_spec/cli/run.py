@@ -71,7 +71,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.logprobs is not None and not arguments.json:
         raise RequestError("--logprobs needs --json, which prints them with the text.")
-    grammar = _grammar(arguments)
+    request = given(arguments, *_REQUEST)
+    if (grammar := _grammar(arguments)) is not None:
+        request["grammar"] = grammar
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
     options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "exactness")
     with measuring() as progress:
@@ -86,7 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
             prompt = [*system, {"role": "user", "content": prompt}]
         level = engine.exactness
         completion = None
-        for chunk in engine.stream(prompt, **given(arguments, *_REQUEST), grammar=grammar):
+        for chunk in engine.stream(prompt, **request):
             completion = chunk.completion
             if not arguments.json:
                 print(chunk.text, end="", flush=True)

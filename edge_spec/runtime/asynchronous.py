@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from edge_spec.runtime.completion import Chunk, Completion
 
 
-async def chunks_of(begin: Callable[[], Iterator[Chunk]]) -> AsyncIterator[Chunk]:
+async def chunks_of(begin: Callable[[], Iterator[Chunk]]) -> AsyncGenerator[Chunk, None]:
     """Read a stream in a thread of its own, a chunk each time the caller asks for one.
 
     Closing the iterator, or cancelling the task that reads it, ends the generation after the call it is in.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edge_spec.runtime.asynchronous import chunks_of, completion_of
@@ -43,7 +43,7 @@ class Generating(ABC):
 
     def astream(
         self, prompt_or_messages: Prompt | Sequence[Message], **options: Unpack[GenerationOptions]
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         """As :meth:`edge_spec.Engine.stream`, for asyncio: the event loop goes on while a chunk is computed.
 
         Cancelling the task that reads it, or closing the iterator (``aclose``), ends the generation.

@@ -225,8 +225,9 @@ class _Wrapper:
 
 
 def _limits() -> object:
-    # Errors then hold no part of the text.
-    return import_llguidance().LLParserLimits(verbose_errors=False)
+    # Short errors hold no part of the text. A row that may go on in more ways than this takes tens of milliseconds, and
+    # a longer text of such a grammar ever more; schemas have dozens of ways.
+    return import_llguidance().LLParserLimits(verbose_errors=False, max_items_in_row=300)
 
 
 def _byte_letters() -> dict[int, int]:
