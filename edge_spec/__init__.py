@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from edge_spec.runtime.completion import Chunk, Completion
     from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
     from edge_spec.runtime.engine import Engine, load
+    from edge_spec.runtime.engine_statistics import EngineStatistics
     from edge_spec.runtime.grammar import Grammar
     from edge_spec.runtime.logits_processors import LogitsProcessor
     from edge_spec.runtime.logprobs import TokenLogprobs
     from edge_spec.runtime.proposal import Proposal
     from edge_spec.runtime.sampling_params import SamplingParams
     from edge_spec.runtime.session import Session
+    from edge_spec.runtime.statistics import Statistics
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ __all__ = [
     "Drafter",
     "EdgeSpecError",
     "Engine",
+    "EngineStatistics",
     "Grammar",
     "LogitsError",
     "LogitsProcessor",
@@ -39,6 +42,7 @@ __all__ = [
     "Proposal",
     "SamplingParams",
     "Session",
+    "Statistics",
     "TokenLogprobs",
     "load",
 ]
@@ -50,6 +54,7 @@ _HOMES = {
     "Drafter": "edge_spec.runtime.drafters.protocol",
     "EdgeSpecError": "edge_spec.errors",
     "Engine": "edge_spec.runtime.engine",
+    "EngineStatistics": "edge_spec.runtime.engine_statistics",
     "Grammar": "edge_spec.runtime.grammar",
     "LogitsError": "edge_spec.errors",
     "LogitsProcessor": "edge_spec.runtime.logits_processors",
@@ -59,6 +64,7 @@ _HOMES = {
     "Proposal": "edge_spec.runtime.proposal",
     "SamplingParams": "edge_spec.runtime.sampling_params",
     "Session": "edge_spec.runtime.session",
+    "Statistics": "edge_spec.runtime.statistics",
     "TokenLogprobs": "edge_spec.runtime.logprobs",
     "load": "edge_spec.runtime.engine",
 }

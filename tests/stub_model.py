@@ -92,6 +92,12 @@ class StubModel:
             self._logits = np.stack([self._logits_of(text) for text in seen])
         return self._logits
 
+    def new_cache(self) -> StubCache:
+        return StubCache()
+
+    def use(self, cache: StubCache) -> None:
+        self.cache = cache
+
     def shrink(self, cache: StubCache, slots: int = 0) -> None:
         cache.length = min(cache.length, slots)
         cache.capacity = min(cache.capacity, slots)

@@ -486,4 +486,4 @@ def test_public_names_lead_to_what_they_name() -> None:
 def _engines_are_left_idle(pair: Engine, writer: Engine) -> Iterator[None]:
     """Engines are shared by the tests of this file; a test that left one busy would break the next."""
     yield
-    assert not pair._admission._queue and not writer._admission._queue
+    assert not pair._turns._tickets and not writer._turns._tickets

@@ -6,10 +6,10 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from scripted_server import PAGE, Script, scripted_server
 
 if TYPE_CHECKING:

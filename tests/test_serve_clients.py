@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import HELLO, MODEL, Running, scripted, serving
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import Engine
+from running_server import HELLO, MODEL, Running, scripted, serving
+from tiny_models import CHAT_TEMPLATE
 
 _PACKAGE = "openai@^4 || ^5 || ^6 || ^7"
 SCRIPT = """
@@ -111,7 +111,13 @@ def test_the_client_for_javascript_gets_what_it_asks_for(server: Running, engine
 def langchain(server: Running) -> Any:
     package = pytest.importorskip("langchain_openai", reason="LANGCHAIN IS NOT TESTED: it is not installed")
     return package.ChatOpenAI(
-        base_url=f"{server.url}/v1", api_key="anything", model=MODEL, seed=7, max_tokens=24, temperature=1.0, max_retries=0
+        base_url=f"{server.url}/v1",
+        api_key="anything",
+        model=MODEL,
+        seed=7,
+        max_tokens=24,
+        temperature=1.0,
+        max_retries=0,
     )
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import HELLO, Running, serving
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import Engine
 from edge_spec.errors import RequestError
 from edge_spec.serve.settings import ServeSettings
+from running_server import HELLO, Running, serving
+from tiny_models import CHAT_TEMPLATE
 
 KEY, OTHER = "correct-horse", "battery-staple"
 PATHS = ["/v1/models", "/status", "/metrics", "/openapi.json", "/nowhere"]

@@ -13,12 +13,12 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_server import HELLO, Running, serving, slowed, wait_until
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import Engine
 from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Ticket
+from running_server import HELLO, Running, serving, slowed, wait_until
+from tiny_models import CHAT_TEMPLATE
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from running_server import HELLO, wait_until
 from tiny_models import CHAT_TEMPLATE
 

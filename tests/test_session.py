@@ -112,7 +112,7 @@ def test_conversations_that_do_not_fit_lose_their_cache_and_go_on(
     tiny_bundle: Bundles, reference: Callable[..., tuple[int, ...]]
 ) -> None:
     with edge_spec.load(tiny_bundle(**PAIR), context=64, conversations=2) as small:
-        slots = small._caches._slots
+        slots = small._caches.slots
         sessions = [small.session() for _ in range(4)]
         texts = [[start, *PROMPT] for start in range(4)]
         reused = []

@@ -10,7 +10,7 @@ from edge_spec.runtime.noise import Noise
 from edge_spec.runtime.sampling_params import SamplingParams
 
 
-@dataclass
+@dataclass(eq=False)
 class Context:
     """The text so far and how it is being sampled.
 

@@ -47,6 +47,10 @@ class Controller:
 
     Drafters that cost next to nothing are asked every round. The draft model is asked if a chain from it promises
     more than they do, and stops where the next token is no longer expected to pay.
+
+    While other texts wait for their turn, time is theirs as well: it is weighed by the speed of the whole engine if
+    that is the larger one, what the draft has to catch up with has to pay at once, and nothing is tried for the sake
+    of knowing.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class Controller:
         branches: bool = True,
         defer: bool = True,
         clock: Callable[[], float] = perf_counter,
+        everybody: Goodput | None = None,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         """Control a request.
 
@@ -73,7 +79,12 @@ class Controller:
             branches: whether proposals may be trees.
             defer: whether tokens on branches are proposed again rather than committed.
             clock: tells the time, in seconds.
+            everybody: the speed of all texts together.
+            waiting: how many other texts wait for their turn.
         """
+        self._everybody = everybody
+        self._waiting = waiting
+        self._others_wait = False
         self._costs = costs
         self._acceptance = acceptance
         self._credit = credit
@@ -102,6 +113,9 @@ class Controller:
         past = len(context.tokens) - 1
         # Plain decoding is always to be had.
         self._rate = max(self._goodput.rate, 1.0 / self._costs.verify(1, past))
+        self._others_wait = self._waiting() > 0
+        if self._others_wait and self._everybody is not None:
+            self._rate = max(self._rate, self._everybody.rate)
         cost = self._row_cost(past)
         candidates = CandidateTree()
         if guess:
@@ -131,6 +145,8 @@ class Controller:
         self._accepted = _TRUST_DECAY * (self._accepted + len(outcome.path))
         self._costs.observe_overhead(timing.total_seconds - timing.draft_seconds - timing.verify_seconds)
         self._goodput.record(emitted, timing.total_seconds)
+        if self._everybody is not None:
+            self._everybody.record(emitted, timing.total_seconds)
         self._credit.grow(timing.total_seconds)
         self._free.observe(outcome)
         if self._model is not None:
@@ -180,10 +196,14 @@ class Controller:
         catching_up = self._costs.draft(cached, unread) - self._costs.draft(cached, 1)
         written = len(context.tokens) - context.history.prompt_length
         rounds = max(1.0, min(self._room, max(_SHORTEST_HORIZON, written)) / _TOKENS_A_ROUND)
+        if self._others_wait:
+            rounds = 1.0
         most = min(most, _LONGEST_CHAIN)
         outlook = self._outlook(model, prod(chances), model.usual_evidence(context), 1 + len(guess), past, cached, most)
         if surely + outlook - rate * catching_up / rounds > gain:
             return most
+        if self._others_wait:
+            return 0
         verifying = self._costs.verify(2 + len(guess), past) - self._costs.verify(1, past)
         return int(self._credit.spend(self._costs.draft(cached, unread) + verifying))
 

@@ -8,14 +8,15 @@ from time import perf_counter
 from edge_spec.errors import RequestError
 from edge_spec.runtime.acceptance import AcceptanceTable
 from edge_spec.runtime.calibration import Calibration
+from edge_spec.runtime.context import Context
 from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters import forced as grammar_drafts
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.guarded import GuardedDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.model_choice import PRIORS, evidence_of
-from edge_spec.runtime.drafters.protocol import Drafter
-from edge_spec.runtime.goodput import ProbingCredit
+from edge_spec.runtime.drafters.protocol import Drafter, RemembersTexts
+from edge_spec.runtime.goodput import Goodput, ProbingCredit
 from edge_spec.runtime.proposal import DEFERRED
 from edge_spec.runtime.speculation import FixedDraft, Speculation
 
@@ -42,6 +43,7 @@ class DrafterPool:
         others: Sequence[Drafter] = (),
         model: ModelDrafter | None = None,
         clock: Callable[[], float] = perf_counter,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         """Collect drafters.
 
@@ -52,7 +54,10 @@ class DrafterPool:
             others: drafters that are used by name only.
             model: the draft model's, if there is one.
             clock: tells the time, in seconds.
+            waiting: how many texts wait while another is being written.
         """
+        self._waiting = waiting
+        self._goodput = Goodput(1.0 / calibration.costs.verify(1, 0))
         self.acceptance = AcceptanceTable({**PRIORS, **grammar_drafts.PRIORS, DEFERRED: 0.95})
         self.acceptance.record(evidence_of(calibration.agreement))
         self._costs = calibration.costs
@@ -60,6 +65,7 @@ class DrafterPool:
         self._vocab_size = vocab_size
         self._clock = clock
         self._model = model
+        self._context: Context | None = None
         self._free = list(free)
         self._others = list(others)
 
@@ -112,8 +118,25 @@ class DrafterPool:
             best = max(best, 1.0 - seconds / (expected * plain))
         return best
 
+    def begin(self, context: Context) -> None:
+        """Draft for this text from now on, if the last turn was another's."""
+        if context is self._context:
+            return
+        self._context = context
+        for drafter in self._all():
+            if isinstance(drafter, RemembersTexts):
+                drafter.switch(context)
+            else:
+                drafter.rollback(0)
+
+    def end(self, context: Context) -> None:
+        """Learn what is left to learn from a text that has ended, if it had the last turn."""
+        if context is self._context:
+            self.rollback(len(context.tokens))
+            self._context = None
+
     def rollback(self, length: int) -> None:
-        """Make all of them forget positions from ``length`` on."""
+        """Make all of them forget positions from ``length`` on of the text they last drafted for."""
         for drafter in self._all():
             drafter.rollback(length)
 
@@ -155,7 +178,17 @@ class DrafterPool:
         if name == "auto" or max_draft is None:
             most = widest if max_draft is None else min(max_draft, widest)
             return Controller(
-                self._costs, self.acceptance, self._credit, free, model, most, branches, defer, self._clock
+                self._costs,
+                self.acceptance,
+                self._credit,
+                free,
+                model,
+                most,
+                branches,
+                defer,
+                self._clock,
+                self._goodput,
+                self._waiting,
             )
         drafters = [*([] if model is None else [model]), *free]
         drafter = drafters[0] if name != "composite" else CompositeDrafter(drafters, self.acceptance)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from edge_spec.bundle import TOKENIZER, Bundle, CacheType, Manifest, open_bundle
 from edge_spec.errors import RequestError
 from edge_spec.heap import give_back
-from edge_spec.runtime.admission import Admission
+from edge_spec.runtime.answers import Answers
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
-from edge_spec.runtime.chat_template import checked_messages
-from edge_spec.runtime.completion import Chunk, Completion, last_completion
+from edge_spec.runtime.completion import Chunk
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable
@@ -26,9 +25,10 @@ from edge_spec.runtime.drafters.of_pair import drafter_of_pair
 from edge_spec.runtime.drafters.protocol import Drafter
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
+from edge_spec.runtime.engine_statistics import EngineMemory, EngineStatistics, Totals
 from edge_spec.runtime.exactness import Exactness
 from edge_spec.runtime.free_memory import available_memory, total_memory
-from edge_spec.runtime.generation import generate
+from edge_spec.runtime.generating import Generating
 from edge_spec.runtime.grammar import Grammar
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.int8_cache import cache_types
@@ -38,17 +38,16 @@ from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_budget import MemoryBudget, budget_bytes
 from edge_spec.runtime.memory_profile import read_profile, resident_memory
 from edge_spec.runtime.options import GenerationOptions
-from edge_spec.runtime.output import Output
 from edge_spec.runtime.pressure import MemoryPressure, usual_reserve
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.request import Request, RequestReader, checked_count
 from edge_spec.runtime.session import Session
 from edge_spec.runtime.shedding import sheddable_parts
-from edge_spec.runtime.statistics import Statistics
+from edge_spec.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
 _LOG = logging.getLogger(__name__)
 
@@ -117,12 +116,13 @@ def load(
         raise RequestError(f"There is not enough memory to load {path}; load it with a smaller context.") from error
 
 
-class Engine:
+class Engine(Generating):
     """A loaded pair and its caches.
 
-    Threads may share it: it serves one generation at a time, in the order in which they are begun. Consecutive requests
-    whose texts begin alike are answered without reading the beginning again; :meth:`session` does that for each of
-    several conversations.
+    Threads may share it, and one thread may read several streams: texts take turns, a target call each, as many at once
+    as their caches have room (``conversations`` of :func:`load`), and the others wait in the order in which they came.
+    What a request has in common with an earlier text is not read again; :meth:`session` keeps the cache of one
+    conversation apart from all others.
 
     Attributes:
         manifest: what the bundle says of itself.
@@ -186,8 +186,18 @@ class Engine:
         ngrams = _open_ngrams(ngram_table, self.manifest)
         self._suffix = SuffixDrafter(ngrams)
         free = (self._suffix, RecyclingDrafter())
-        self._drafters = DrafterPool(self.calibration, self.manifest.vocab_size, free, (LookupDrafter(),), model, clock)
         self._caches = CachePool(self._target, configuration.conversations * self._target.cache.limit)
+        turns = Turns(self._caches.slots)
+        self._turns = turns
+        self._drafters = DrafterPool(
+            self.calibration,
+            self.manifest.vocab_size,
+            free,
+            (LookupDrafter(),),
+            model,
+            clock,
+            lambda: turns.waiting,
+        )
         parts = sheddable_parts(
             self._suffix,
             partial(_open_ngrams, None, self.manifest),  # not the engine: what it holds must not hold it
@@ -216,9 +226,20 @@ class Engine:
                 self._tokenizer, self.manifest.eos_token_ids, self.manifest.named_tokens.get("eos_token")
             ),
         )
-        self._text = self._caches.add()
-        self._admission = Admission()
-        self._clock = clock
+        self._totals = Totals()
+        self._answers = Answers(
+            self._target,
+            pair.tokenizer,
+            self.manifest.eos_token_ids,
+            self._drafters,
+            self._caches,
+            self._turns,
+            self._pressure,
+            self._totals,
+            self.exactness == "distribution",
+            self.calibration.costs.observe_verify,
+            clock,
+        )
         self._process = os.getpid()
         self._closed = False
 
@@ -244,15 +265,18 @@ class Engine:
         """Write what drafting has learned from generated texts, and so pieces of them, to a file for :func:`load`.
 
         Raises:
-            RequestError: the engine is generating for this thread, or closed.
+            RequestError: the engine is closed, or had to give up what it knew.
             BundleError: the file cannot be written; an older one is then still there.
         """
-        with self._admission.turn():
-            self._require_open()
-            self._drafters.rollback(0)  # makes the last text known
-            if self._suffix.table is None:
-                raise RequestError("What was learned from other texts had to be given up, since memory is short.")
-            self._suffix.table.save(Path(path))
+        ticket = self._turns.enter(0)
+        try:
+            with self._turns.turn(ticket):
+                self._require_open()
+                if self._suffix.table is None:
+                    raise RequestError("What was learned from other texts had to be given up, since memory is short.")
+                self._suffix.table.save(Path(path))
+        finally:
+            self._turns.leave(ticket)
 
     def encode(
         self, prompt_or_messages: Prompt | Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
@@ -272,14 +296,6 @@ class Engine:
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text that has begun, in UTF-8; possibly a part of a character."""
         return self._tokenizer.token_bytes(token_id)
-
-    def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
-        """Continue ``prompt`` and return the whole completion; see :meth:`stream` for the options."""
-        return last_completion(self.stream(prompt, **options))
-
-    def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Completion:
-        """Answer ``messages``, such as ``[{"role": "user", "content": "Hi"}]``; see :meth:`stream` for the options."""
-        return last_completion(self.stream(checked_messages(messages), **options))
 
     def stream(
         self,
@@ -341,7 +357,7 @@ class Engine:
             tree: whether proposals may branch, where that pays.
 
         Raises:
-            RequestError: an option is out of range, the prompt does not fit, or the engine is busy.
+            RequestError: an option is out of range, or the prompt does not fit.
             LogitsError: while generating, if a step leaves no token to choose.
             MissingDependencyError: there is a grammar, but no llguidance.
         """
@@ -370,7 +386,23 @@ class Engine:
             "max_draft": max_draft,
             "tree": tree,
         }
-        return self._stream(self._text, prompt_or_messages, options)
+        return self._stream(None, prompt_or_messages, options)
+
+    @property
+    def running(self) -> int:
+        """How many texts are being written now."""
+        return self._turns.running
+
+    @property
+    def waiting(self) -> int:
+        """How many requests want a turn that they do not have."""
+        return self._turns.waiting
+
+    def statistics(self) -> EngineStatistics:
+        """What was generated since loading, and where memory stands."""
+        self._require_open()
+        memory = EngineMemory(self.plan.total_bytes, resident_memory(), self._caches.cache_bytes)
+        return self._totals.statistics(self.running, self.waiting, memory)
 
     def session(self) -> Session:
         """Begin a conversation with a cache of its own; see :class:`edge_spec.Session`."""
@@ -385,7 +417,7 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._caches.clear()
-            del self._target, self._drafters, self._requests, self._caches, self._suffix, self._pressure
+            del self._target, self._drafters, self._requests, self._caches, self._suffix, self._pressure, self._answers
             give_back()
 
     def __enter__(self) -> Engine:
@@ -399,61 +431,16 @@ class Engine:
         self.close()
 
     def _stream(
-        self, text: CachedText, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]
+        self, text: CachedText | None, prompt: Prompt | Sequence[Message], options: Mapping[str, Any]
     ) -> Iterator[Chunk]:
         """Check a request, and begin to answer it once somebody reads the answer."""
-        self._admission.require_no_turn()
         self._require_open()
         return self._answer(text, self._requests.read(prompt, options))
 
-    def _answer(self, text: CachedText, request: Request) -> Iterator[Chunk]:
-        started = self._clock()
-        context = request.context
-        prompt_length = len(context.tokens)
-        output = Output(
-            self._tokenizer,
-            context.sampling,
-            self.manifest.eos_token_ids,
-            room=self.context - prompt_length,
-            cancelled=request.cancelled,
-            started=started,
-            clock=self._clock,
-        )
-        statistics = Statistics(prompt_length, None if context.sampling.greedy else context.sampling.seed)
-        last = None
-
-        with self._admission.turn(lambda: self._closed or _has_ended(output)) as admitted:
-            self._require_open()
-            # Whoever closes the engine meanwhile takes them from it, and not from this answer.
-            target, drafters, caches, pressure = self._target, self._drafters, self._caches, self._pressure
-
-            def between_rounds() -> None:
-                self._require_open()
-                length = len(context.tokens)
-                remaining = prompt_length + output.limit - length
-                statistics.memory_events.extend(pressure.check(length, remaining))
-
-            statistics.waiting_seconds = self._clock() - started
-            if admitted:
-                caches.use(text, prompt_length + output.limit)
-                statistics.reused_tokens = text.begin(context.tokens)
-                drafters.rollback(0)
-            try:
-                on_call = self.calibration.costs.observe_verify
-                for chunk in generate(target, request, output, statistics, between_rounds, on_call, self._clock):
-                    if chunk.completion is None:
-                        yield chunk
-                    last = chunk
-            finally:
-                if admitted:
-                    # Rows of branches that were committed are not what another division into calls would give.
-                    exact = request.defer or self.exactness == "distribution"
-                    text.end(context.tokens if exact else context.tokens[:prompt_length])
-                    drafters.rollback(len(context.tokens))
-                    caches.leave(text)
-                    give_back()
-        assert last is not None  # every generation ends with one
-        yield last  # whoever stops reading here leaves the engine free
+    def _answer(self, text: CachedText | None, request: Request) -> Iterator[Chunk]:
+        self._require_open()
+        # Whoever closes the engine meanwhile takes this from it, and not from the answer.
+        yield from self._answers.answer(request, text, self._require_open, lambda: self._closed)
 
     def _forget(self, text: CachedText) -> None:
         if not self._closed:
@@ -467,11 +454,6 @@ class Engine:
             )
         if self._closed:  # last, since threads take turns at calls: what follows finds the engine as it is here
             raise RequestError("This engine is closed; load the bundle again.")
-
-
-def _has_ended(output: Output) -> bool:
-    output.poll()
-    return output.finish_reason is not None
 
 
 def _open_ngrams(path: str | os.PathLike[str] | None, manifest: Manifest) -> NgramTable:

@@ -8,10 +8,13 @@ from dataclasses import replace
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.logprobs import TokenLogprobs
 from edge_spec.runtime.loop import Round, decode, prefill
-from edge_spec.runtime.model import Model
+from edge_spec.runtime.model import PREFILL_ROWS, Model
 from edge_spec.runtime.output import Output
 from edge_spec.runtime.request import Request
 from edge_spec.runtime.statistics import Statistics
+
+# What an iterator that has nothing more to read answers.
+_READ = object()
 
 
 def generate(
@@ -22,13 +25,16 @@ def generate(
     between_rounds: Callable[[], None],
     on_call: Callable[[int, int, float], None],
     clock: Callable[[], float],
-) -> Iterator[Chunk]:
-    """Continue a request's text until it ends, yielding a chunk per target call; the last one has the completion.
+) -> Iterator[Chunk | None]:
+    """Continue a request's text until it ends.
 
-    The text, ``request.context.tokens``, then holds the prompt and what was emitted.
+    Every step is one target call: a chunk of text read, for which ``None`` is yielded, or a round, for which a chunk
+    is; the last one has the completion. The text, ``request.context.tokens``, then holds the prompt and what was
+    emitted. Between two steps the target may work on other texts, and this one's cache may even be emptied: what is
+    missing is read again.
 
     Args:
-        target: its cache holds the beginning of the prompt, possibly nothing.
+        target: at every step its cache is that of this text, and holds the beginning of it, possibly nothing.
         request: what to generate.
         output: where the tokens go, which decides where the text ends.
         statistics: counted into.
@@ -42,14 +48,16 @@ def generate(
     context = request.context
     prompt_length = len(context.tokens)
     logprobs: list[TokenLogprobs] = []
-    started = clock()
-    if output.finish_reason is None:
-        prefill(target, context)
-    statistics.record_prefill(clock() - started)
     length = prompt_length + output.limit
     rounds = decode(target, request.speculation, context, request.rule, length, request.defer, on_call, clock)
     while True:
-        chunk = Chunk(output.poll(), (), ())
+        held_back = output.poll()
+        # The first round carries the end of the prompt; the others just the last token, since they may be trees.
+        reading = prefill(target, context, PREFILL_ROWS if statistics.rounds == 0 else 1)
+        while output.finish_reason is None and _timed(reading, statistics, clock):
+            yield None
+            held_back += output.poll()
+        chunk = Chunk(held_back, (), ())
         if output.finish_reason is None:
             between_rounds()
             round_ = next(rounds)
@@ -70,6 +78,14 @@ def generate(
         None if context.sampling.logprobs is None else tuple(logprobs),
     )
     yield replace(chunk, completion=completion)
+
+
+def _timed(reading: Iterator[None], statistics: Statistics, clock: Callable[[], float]) -> bool:
+    """Read a chunk of the text, if any is left to be read before the next round."""
+    started = clock()
+    is_left = next(reading, _READ) is not _READ
+    statistics.record_prefill(clock() - started)
+    return is_left
 
 
 def _chunk(pieces: tuple[str, ...], emitted: tuple[int, ...], round_: Round) -> Chunk:

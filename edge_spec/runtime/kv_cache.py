@@ -150,6 +150,21 @@ class KVCache:
                 rows[:, :, length:stop] = rows[:, :, chosen]
         self.length = stop
 
+    def copy(self, other: KVCache, length: int) -> bool:
+        """Hold the first ``length`` tokens of another cache of the same model, in buffers of this one's own.
+
+        Returns:
+            Whether it does: what lies on a device is not copied.
+        """
+        if self._device != "cpu":
+            return False
+        self.shrink()
+        self.reserve(length)
+        for name, value in self._buffers.items():
+            value.numpy()[:, :, :length] = other._buffers[name].numpy()[:, :, :length]
+        self.length = length
+        return True
+
     def _resize(self, capacity: int) -> None:
         """Move the tokens into buffers of another size, one by one: both sizes at once might not fit the memory."""
         shape = [1, self._facts.kv_heads, capacity, self._facts.head_size]

@@ -52,11 +52,19 @@ class Round:
         return len(self.tokens) - 1
 
 
-def prefill(target: Model, context: Context) -> None:
-    """Bring the prompt into the target's cache, but for a last chunk that travels with the first round."""
-    unseen = context.tokens[target.cache.length :]
-    whole_chunks = (len(unseen) - 1) // PREFILL_ROWS
-    target.prefill(unseen[: whole_chunks * PREFILL_ROWS])
+def prefill(target: Model, context: Context, pending: int = PREFILL_ROWS) -> Iterator[None]:
+    """Bring the text into the target's cache but for its last tokens, a chunk each time the iterator is advanced.
+
+    Args:
+        target: its cache holds the beginning of the text, possibly nothing.
+        context: the text so far.
+        pending: most tokens left for the call that follows, 1 at least.
+    """
+    while (unread := len(context.tokens) - target.cache.length) > pending:
+        start = target.cache.length
+        # Whole chunks from the first token on, where that is possible: one number of rows needs one set of buffers.
+        target.prefill(context.tokens[start : start + min(PREFILL_ROWS, unread - 1)])
+        yield
 
 
 def decode(

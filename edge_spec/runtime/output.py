@@ -49,6 +49,7 @@ class Output:
         self.token_ids: list[int] = []
         self.limit = min(sampling.max_new_tokens, room)
         self.finish_reason: FinishReason | None = None if self.limit else "length"
+        self._late = ""  # text that became final while nobody asked for it
         self._stream = TextStream(tokenizer, sampling.stop)
         self._ends = frozenset((*eos_token_ids, *sampling.stop_token_ids))
         self._cancelled = cancelled
@@ -95,12 +96,22 @@ class Output:
             The text that became final by that: what was held back, since more might have followed.
         """
         if self.finish_reason is not None:
-            return ""
+            late, self._late = self._late, ""
+            return late
         if self._cancelled is not None and self._cancelled():
             return self._end("cancelled")
         if self._deadline is not None and self._clock() >= self._deadline:
             return self._end("deadline")
         return ""
+
+    def has_ended(self) -> bool:
+        """Whether the text has ended; it does if it was cancelled or its time is over. The next poll has its last text.
+
+        For while it waits.
+        """
+        if self.finish_reason is None:
+            self._late = self.poll()
+        return self.finish_reason is not None
 
     def _end(self, reason: FinishReason) -> str:
         piece = self._stream.flush()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.errors import RequestError
 from edge_spec.runtime.cache_pool import CachedText
-from edge_spec.runtime.chat_template import checked_messages
-from edge_spec.runtime.completion import Chunk, Completion, last_completion
+from edge_spec.runtime.completion import Chunk
+from edge_spec.runtime.generating import Generating
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.prompt import Message, Prompt
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Session:
+class Session(Generating):
     """One of several conversations on an engine.
 
     Every request brings its whole text, as it does without a session; what the text has in common with the last one of
@@ -28,7 +28,7 @@ class Session:
     def __init__(
         self,
         text: CachedText,
-        stream: Callable[[CachedText, Prompt | Sequence[Message], Mapping[str, Any]], Iterator[Chunk]],
+        stream: Callable[[CachedText | None, Prompt | Sequence[Message], Mapping[str, Any]], Iterator[Chunk]],
         forget: Callable[[CachedText], None],
     ) -> None:
         """Begin a conversation; see :meth:`edge_spec.Engine.session`.
@@ -47,14 +47,6 @@ class Session:
     def cached_tokens(self) -> int:
         """How many tokens its cache holds."""
         return len(self._text.tokens)
-
-    def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Completion:
-        """As :meth:`edge_spec.Engine.generate`."""
-        return last_completion(self.stream(prompt, **options))
-
-    def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Completion:
-        """As :meth:`edge_spec.Engine.chat`; ``messages`` are all of the conversation so far."""
-        return last_completion(self.stream(checked_messages(messages), **options))
 
     def stream(
         self, prompt_or_messages: Prompt | Sequence[Message], **options: Unpack[GenerationOptions]

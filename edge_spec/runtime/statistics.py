@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from edge_spec.runtime.loop import Round
@@ -123,3 +124,8 @@ class Statistics:
         """Return counts, times and the figures derived from them, ready for JSON."""
         derived = ("mean_accepted_length", "acceptance_rate", "acceptance_by_position", "tokens_per_second")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+def add_elementwise(one: list[int], other: list[int]) -> list[int]:
+    """Sums of the elements of two lists; the shorter one goes on with zeros."""
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

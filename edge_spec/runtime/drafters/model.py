@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
 from edge_spec.runtime.drafters.model_choice import Candidate, choose, laid_out, usual_evidence
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.drafters.read_text import ReadText
+from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.proposal import Evidence, Proposal
 
@@ -59,6 +61,8 @@ class ModelDrafter:
         self._clock = clock
         self._load = load
         self._vocabulary = vocabulary
+        self._readings: WeakKeyDictionary[Context, ReadText] = WeakKeyDictionary()  # the latest comes last
+        self._model: Model | None = model
         self._read: ReadText | None = self._begin(model)
 
     @property
@@ -68,12 +72,12 @@ class ModelDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the draft's KV cache."""
-        return 0 if self._read is None else self._read.memory_bytes
+        """Bytes of the draft's KV caches."""
+        return sum(read.memory_bytes for read in (*self._others(), self._read) if read is not None)
 
     @property
     def window(self) -> int:
-        """Most tokens in the cache."""
+        """Most tokens in the cache of a text, and about as many in those of all texts together."""
         return self._window
 
     @property
@@ -87,7 +91,8 @@ class ModelDrafter:
 
     def bytes_beyond(self, window: int) -> int:
         """Bytes that :meth:`narrow` would give back."""
-        return 0 if self._read is None else self._read.bytes_beyond(window)
+        others = sum(other.memory_bytes for other in self._others())
+        return 0 if self._read is None else others + self._read.bytes_beyond(window)
 
     def narrow(self, window: int) -> None:
         """Hold at most ``window`` tokens in the cache from now on, and give back the memory of the others.
@@ -96,11 +101,14 @@ class ModelDrafter:
         """
         self._window = _checked(window)
         if self._read is not None:
+            for other in self._others():
+                self._forget(other)
             self._read.narrow(window)
 
     def unload(self) -> None:
         """Give the model up, and so its memory, unless somebody else holds it too. Doing so twice does no harm."""
-        self._read = None
+        self._model = self._read = None
+        self._readings.clear()
 
     def reload(self) -> None:
         """Load the model again if it was given up; it has then read nothing.
@@ -113,7 +121,8 @@ class ModelDrafter:
             return
         if self._load is None:
             raise RequestError("The draft model cannot come back; give its drafter a function that loads it.")
-        self._read = self._begin(self._load())
+        model = self._load()
+        self._model, self._read = model, self._begin(model)
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
         """How many tokens the draft has to read before it can propose what follows ``context`` and ``prefix``."""
@@ -149,6 +158,16 @@ class ModelDrafter:
         if self._read is not None:
             self._read.rollback(length)
 
+    def switch(self, context: Context) -> None:
+        """Go on with this text. What was read of others is kept as long as the window has room for all of them."""
+        if self._model is None:
+            return
+        read = self._readings.pop(context, None)
+        if read is None:
+            free = all(other.cache is not self._model.cache for other in self._readings.values())
+            read = self._begin(self._model, self._model.cache if free else self._model.new_cache())
+        self._readings[context] = self._read = read
+
     def _as_read(self, context: Context, prefix: Sequence[int]) -> Sequence[int]:
         """The text as the model reads it."""
         return [*context.tokens, *prefix]
@@ -156,6 +175,7 @@ class ModelDrafter:
     def _draft(
         self, read: ReadText, text: Sequence[int], context: Context, budget: Budget, prefix: Sequence[int]
     ) -> Proposal:
+        self._make_room(read, min(read.cached_after(text) + budget.tokens, self._window))
         pending: Sequence[int] = read.catch_up(text)
         chain: list[int] = []
         siblings: list[Sequence[Candidate]] = []
@@ -178,8 +198,28 @@ class ModelDrafter:
             pending = (token,)
         return laid_out(chain, evidence, siblings, laws, budget.tokens)
 
-    def _begin(self, model: Model) -> ReadText:
-        return ReadText(model, self._window, self._on_call, self._clock)
+    def _begin(self, model: Model, cache: KVCache | None = None) -> ReadText:
+        return ReadText(model, self._window, self._on_call, self._clock, cache)
+
+    def _others(self) -> list[ReadText]:
+        """What was read of texts that have not the turn, those longest without one first."""
+        return [other for other in list(self._readings.values()) if other is not self._read]
+
+    def _make_room(self, read: ReadText, tokens: int) -> None:
+        """Take caches of other texts, if they and one for so many tokens are more than one whole window."""
+        others = self._others()
+        if not others:
+            return
+        room = read.cache.slots_for(self._window) - max(read.cache.capacity, read.cache.slots_for(tokens))
+        while others and sum(other.cache.capacity for other in others) > room:
+            self._forget(others.pop(0))
+
+    def _forget(self, read: ReadText) -> None:
+        for context, other in list(self._readings.items()):
+            if other is read:
+                del self._readings[context]
+        if self._model is not None:
+            self._model.shrink(read.cache)
 
 
 def _checked(window: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,4 +88,13 @@ class Drafter(Protocol):
 
     def rollback(self, length: int) -> None:
         """Forget everything known about positions from ``length`` on; 0 precedes another text."""
+        ...
+
+
+@runtime_checkable
+class RemembersTexts(Protocol):
+    """A drafter that keeps what it knows of several texts apart. Where texts take turns, others begin again."""
+
+    def switch(self, context: Context) -> None:
+        """Go on with this text, which may be new. Called instead of ``rollback(0)``."""
         ...

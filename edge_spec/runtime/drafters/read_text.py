@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.model import Model
 
 # Tokens read at most when the draft is behind: reading a long prompt would take longer than what the draft then saves.
@@ -27,6 +28,9 @@ class ReadText:
     Where the cache is full, tokens in the middle lose their slots. The others keep the positions they were read at,
     and what is read from then on is told its position, so nothing has to be read again. Graphs that take no positions
     start again instead, a little before the end of the text.
+
+    Attributes:
+        cache: the draft's cache, of this text alone.
     """
 
     def __init__(
@@ -35,15 +39,18 @@ class ReadText:
         window: int,
         on_call: Callable[[int, int, float], None] = lambda rows, past, seconds: None,
         clock: Callable[[], float] = perf_counter,
+        cache: KVCache | None = None,
     ) -> None:
         """Begin without text.
 
         Args:
-            model: the draft, whose cache now belongs to this text.
+            model: the draft.
             window: most tokens in the cache, 2 at least.
             on_call: told rows, cached tokens and seconds of every call of the model.
             clock: tells the time, in seconds.
+            cache: of the draft, which now belongs to this text; by default the one it works on.
         """
+        self.cache = model.cache if cache is None else cache
         self._model = model
         self._on_call = on_call
         self._clock = clock
@@ -51,7 +58,7 @@ class ReadText:
         self._first = 0  # where in the text reading began
         self._tokens: list[int] = []  # all that was read from there on
         self._gap = (0, 0)  # from which to which of these tokens the cache holds none
-        self._model.cache.rollback(0)
+        self.cache.rollback(0)
 
     @property
     def cached(self) -> int:
@@ -61,11 +68,11 @@ class ReadText:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the cache."""
-        return self._model.cache.memory_bytes
+        return self.cache.memory_bytes
 
     def bytes_beyond(self, window: int) -> int:
         """Bytes of the cache that a window of so many tokens would not need."""
-        cache = self._model.cache
+        cache = self.cache
         return max(0, cache.memory_bytes - cache.bytes_of(cache.slots_for(window)))
 
     def unread(self, text: Sequence[int]) -> int:
@@ -118,7 +125,7 @@ class ReadText:
                 self._evict(self._slots_left(0))
             else:
                 self.rollback(0)
-        self._model.shrink(self._model.cache, self._window if self._tokens else 0)
+        self._model.shrink(self.cache, self._window if self._tokens else 0)
 
     def _kept(self, text: Sequence[int]) -> int | None:
         """How many of the tokens that were read the cache can go on from towards a text; ``None`` to start again."""
@@ -148,7 +155,7 @@ class ReadText:
 
     def _cut(self, length: int) -> None:
         """Forget all but the first ``length`` tokens, whose last is in the cache."""
-        self._model.cache.rollback(self._slots(length))
+        self.cache.rollback(self._slots(length))
         del self._tokens[length:]
         if length <= self._gap[0]:
             self._gap = (0, 0)
@@ -166,7 +173,7 @@ class ReadText:
         start, stop = self._gap
         sinks = min(_SINKS, kept // 2, start if stop else kept)
         recent = kept - sinks
-        self._model.cache.keep(sinks, range(self.cached - recent, self.cached))
+        self.cache.keep(sinks, range(self.cached - recent, self.cached))
         self._gap = (sinks, len(self._tokens) - recent)
 
     def _call(self, tokens: Sequence[int], logit_rows: Sequence[int]) -> NDArray[np.float32]:
@@ -174,6 +181,7 @@ class ReadText:
         # Without a gap, positions follow the cache.
         positions = range(position, position + len(tokens)) if position > past else None
         started = self._clock()
+        self._model.use(self.cache)
         try:
             logits = self._model.forward(tokens, logit_rows, positions)
         except BaseException:  # nobody knows what the cache now holds

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.ngram_table import LONGEST, NgramTable
@@ -36,6 +38,21 @@ class _Node(NamedTuple):
     evidence: Evidence
 
 
+@dataclass
+class _Reading:
+    """What was read of a text.
+
+    Attributes:
+        automaton: of the text as far as it was read.
+        text: the context's own list, which grows.
+        learned: tokens of it that the table need not learn; ``None``: not known yet.
+    """
+
+    automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    text: list[int] = field(default_factory=list)
+    learned: int | None = None
+
+
 class SuffixDrafter:
     """Continues the text as it went on most often where its longest repeated suffix occurred before.
 
@@ -58,15 +75,16 @@ class SuffixDrafter:
 
     def __init__(self, table: NgramTable | None = None) -> None:
         """Draft with a table, or without."""
-        self._automaton = SuffixAutomaton()
         self.table = table
-        self._text: list[int] = []  # the context's own list, which grows
-        self._learned: int | None = None  # tokens of it that the table need not learn; None: not known yet
+        self._reading = _Reading()
+        self._readings: WeakKeyDictionary[Context, _Reading] = WeakKeyDictionary()
 
     @property
     def memory_bytes(self) -> int:
-        """Memory held by automaton and table, in bytes. Token ids themselves belong to the context."""
-        return self._automaton.memory_bytes + (0 if self.table is None else self.table.memory_bytes)
+        """Memory held by automata and table, in bytes. Token ids themselves belong to the context."""
+        readings = {id(reading): reading for reading in (self._reading, *self._readings.values())}
+        automata = sum(reading.automaton.memory_bytes for reading in readings.values())
+        return automata + (0 if self.table is None else self.table.memory_bytes)
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """What followed the longest suffix of text and prefix that occurred before.
@@ -81,9 +99,10 @@ class SuffixDrafter:
             Tokens of the context and the table; fewer than wanted where nothing is known.
         """
         self._follow(context)
-        match = self._automaton.suffix
+        automaton = self._reading.automaton
+        match = automaton.suffix
         for token in prefix:
-            match = self._automaton.advance(match, token)
+            match = automaton.advance(match, token)
         tail = [*context.tokens[-LONGEST:], *prefix]
         siblings = _SIBLINGS if budget.branches else 1
         chosen: list[_Node] = []
@@ -98,7 +117,7 @@ class SuffixDrafter:
                 break
             unlikely, _, node, match, tail = heappop(waiting)
             parent, probability = len(chosen), -unlikely
-            match, tail = self._automaton.advance(match, node.token), [*tail[1 - LONGEST :], node.token]
+            match, tail = automaton.advance(match, node.token), [*tail[1 - LONGEST :], node.token]
             chosen.append(node)
         return _laid_out(chosen)
 
@@ -107,28 +126,36 @@ class SuffixDrafter:
 
     def rollback(self, length: int) -> None:
         """Forget the text from ``length`` on. Costs as much as reading again what is left of it."""
+        reading = self._reading
         self._learn()
-        self._automaton.truncate(length)
-        self._text, self._learned = [], None
+        reading.automaton.truncate(length)
+        reading.text, reading.learned = [], None
+
+    def switch(self, context: Context) -> None:
+        """Go on with this text."""
+        self._learn()
+        self._reading = self._readings.setdefault(context, _Reading())
 
     def _follow(self, context: Context) -> None:
         """Read what is new, and let the table learn it unless it is the prompt."""
-        text = context.tokens
-        self._automaton.extend(text[len(self._automaton) :])
-        self._text = text
-        if self._learned is None:
-            self._learned = context.history.prompt_length
+        text, reading = context.tokens, self._reading
+        reading.automaton.extend(text[len(reading.automaton) :])
+        reading.text = text
+        if reading.learned is None:
+            reading.learned = context.history.prompt_length
         self._learn()
-        self._learned = len(text)
 
     def _learn(self) -> None:
-        if self.table is not None and self._learned is not None:
-            self.table.learn(self._text, self._learned)
+        reading = self._reading
+        if reading.learned is not None:
+            if self.table is not None:
+                self.table.learn(reading.text, reading.learned)
+            reading.learned = len(reading.text)
 
     def _continuations(self, match: Match, tail: list[int], siblings: int) -> list[tuple[int, float, Evidence]]:
         """What may follow, the most frequent first: token, estimated probability and evidence."""
         source = "suffix"
-        length, tokens, counts = self._automaton.continuations(match)
+        length, tokens, counts = self._reading.automaton.continuations(match)
         if self.table is not None and length < _TRUSTED:
             known = self.table.successors(tail)
             if known.context > length:
