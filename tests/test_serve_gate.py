@@ -146,7 +146,8 @@ MALFORMED = [
     b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"3": 1e300}}',
     b'{"messages": [{"role": "user", "content": "x"}], "grammar": {}}',
     b'{"messages": [{"role": "user", "content": "x"}], "grammar": {"regex": "a", "lark": "b"}}',
-    b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 3}}}}',
+    b'{"messages": [{"role": "user", "content": "x"}], '
+    b'"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 3}}}}',
 ]
 
 
