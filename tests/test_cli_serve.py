@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from running_server import HELLO
-from tiny_models import CHAT_TEMPLATE, random_model, save_checkpoint
 
 from edge_spec import cli
 from edge_spec.export.cached_bundle import cached_bundle
+from running_server import HELLO
+from tiny_models import CHAT_TEMPLATE, random_model, save_checkpoint
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

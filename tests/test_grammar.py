@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import llguidance
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -20,7 +19,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 import edge_spec
 from edge_spec import Engine, Grammar, LogitsError, cli
 from edge_spec.errors import MissingDependencyError, NoTokenLeftError, RequestError
-from edge_spec.runtime import grammar_vocabulary
 from edge_spec.runtime.grammar_mask import GrammarMask
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary, token_bytes
 from edge_spec.runtime.history import History

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from running_server import HELLO, MODEL, Running, serving, wait_until
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import Engine
 from edge_spec.prompt_record import PromptRecorder
 from edge_spec.serve.json_log import JsonFormatter
+from running_server import HELLO, MODEL, Running, serving, wait_until
+from tiny_models import CHAT_TEMPLATE
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from running_server import serving
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import cli
 from edge_spec.export import export_pair
+from running_server import serving
+from tiny_models import CHAT_TEMPLATE
 
 SETTINGS = [(0.0, None), (0.8, 3), (1.0, 11)]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import hypothesis
 import pytest
-from running_server import serving
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
+from running_server import serving
+from tiny_models import CHAT_TEMPLATE
 
 schemathesis = pytest.importorskip("schemathesis", reason="THE SERVER IS NOT FUZZED: schemathesis is not installed")
 
@@ -19,7 +19,10 @@ schemathesis = pytest.importorskip("schemathesis", reason="THE SERVER IS NOT FUZ
 @pytest.fixture(scope="module")
 def url(tiny_bundle: Callable[..., Path]) -> Iterator[str]:
     template = "{{ tools }}" + CHAT_TEMPLATE
-    with edge_spec.load(tiny_bundle(chat_template=template)) as engine, serving(engine, max_request_bytes=1 << 16) as it:
+    with (
+        edge_spec.load(tiny_bundle(chat_template=template)) as engine,
+        serving(engine, max_request_bytes=1 << 16) as it,
+    ):
         yield it.url
 
 
@@ -70,4 +73,4 @@ def test_no_request_makes_the_server_fail(url: str, name: str, mode: Any) -> Non
     try:
         ask()
     except hypothesis.errors.Unsatisfiable:  # what takes no arguments has no wrong ones
-        assert mode == schemathesis.GenerationMode.NEGATIVE and name.startswith("GET")
+        assert mode == schemathesis.GenerationMode.NEGATIVE and "completions" not in name

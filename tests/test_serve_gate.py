@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import HELLO, Running, serving
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import Engine
 from edge_spec.errors import RequestError
 from edge_spec.serve.settings import ServeSettings
+from running_server import HELLO, Running, serving
+from tiny_models import CHAT_TEMPLATE
 
 KEY, OTHER = "correct-horse", "battery-staple"
 PATHS = ["/v1/models", "/status", "/metrics", "/openapi.json", "/nowhere"]
@@ -146,7 +146,8 @@ MALFORMED = [
     b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"3": 1e300}}',
     b'{"messages": [{"role": "user", "content": "x"}], "grammar": {}}',
     b'{"messages": [{"role": "user", "content": "x"}], "grammar": {"regex": "a", "lark": "b"}}',
-    b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 3}}}}',
+    b'{"messages": [{"role": "user", "content": "x"}], '
+    b'"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 3}}}}',
 ]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import openai
 import pytest
-from running_server import HELLO, MODEL, Running, scripted, serving
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import Engine
+from running_server import HELLO, MODEL, Running, scripted, serving
+from tiny_models import CHAT_TEMPLATE
 
 TOOL_TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for message in messages %}<{{ message.role }}>"

@@ -13,12 +13,12 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_server import HELLO, Running, serving, slowed, wait_until
-from tiny_models import CHAT_TEMPLATE
 
 import edge_spec
 from edge_spec import Engine
 from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Ticket
+from running_server import HELLO, Running, serving, slowed, wait_until
+from tiny_models import CHAT_TEMPLATE
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -145,12 +145,15 @@ def ask_and_leave(server: Running) -> None:
 
 
 def test_a_client_that_goes_away_while_it_waits_frees_its_place(slow_engine: Engine) -> None:
-    with serving(slow_engine, parallel=1, queue_limit=1) as server, httpx.Client(timeout=30) as client:
-        with client.stream("POST", **endless(server)):
-            wait_until(lambda: server.desk.queue.running == 1)
-            ask_and_leave(server)
-            wait_until(lambda: server.desk.queue.waiting == 0, 5)
-            assert server.desk.queue.running == 1
+    with (
+        serving(slow_engine, parallel=1, queue_limit=1) as server,
+        httpx.Client(timeout=30) as client,
+        client.stream("POST", **endless(server)),
+    ):
+        wait_until(lambda: server.desk.queue.running == 1)
+        ask_and_leave(server)
+        wait_until(lambda: server.desk.queue.waiting == 0, 5)
+        assert server.desk.queue.running == 1
 
 
 def test_beyond_the_queue_clients_are_asked_to_come_again(slow_engine: Engine) -> None:
@@ -167,10 +170,14 @@ def test_beyond_the_queue_clients_are_asked_to_come_again(slow_engine: Engine) -
 
 
 def test_as_many_requests_run_at_once_as_are_allowed(slow_engine: Engine) -> None:
-    with serving(slow_engine, parallel=3) as server, httpx.Client(timeout=30) as client:
-        with client.stream("POST", **endless(server)), client.stream("POST", **endless(server)):
-            wait_until(lambda: server.desk.queue.running == 2)
-            assert server.chat(max_tokens=2).status_code == 200
+    with (
+        serving(slow_engine, parallel=3) as server,
+        httpx.Client(timeout=30) as client,
+        client.stream("POST", **endless(server)),
+        client.stream("POST", **endless(server)),
+    ):
+        wait_until(lambda: server.desk.queue.running == 2)
+        assert server.chat(max_tokens=2).status_code == 200
 
 
 def test_an_engine_that_fails_is_the_servers_fault_and_nobody_elses(tiny_bundle: Callable[..., Path]) -> None:

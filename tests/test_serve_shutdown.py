@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from running_server import HELLO, wait_until
 from tiny_models import CHAT_TEMPLATE
 
@@ -103,12 +104,14 @@ def test_what_takes_longer_is_told_so(bundle: Path) -> None:
 
 
 def test_a_second_signal_ends_everything_at_once(bundle: Path) -> None:
-    with process(bundle, 600) as (server, url), httpx.Client(timeout=60) as client:
-        with client.stream("POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}) as response:
-            lines = response.iter_lines()
-            next(lines)
-            server.send_signal(signal.SIGINT)
-            wait_until(lambda: not reachable(url))
-            assert server.poll() is None
-            server.send_signal(signal.SIGINT)
-            assert server.wait(10) == 130
+    with (
+        process(bundle, 600) as (server, url),
+        httpx.Client(timeout=60) as client,
+        client.stream("POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}) as response,
+    ):
+        next(response.iter_lines())
+        server.send_signal(signal.SIGINT)
+        wait_until(lambda: not reachable(url))
+        assert server.poll() is None
+        server.send_signal(signal.SIGINT)
+        assert server.wait(10) == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ def read(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
     reader = ToolCallReader()
     content = ""
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         content += reader.push(text[start:end])[0]
     content += reader.finish()[0]
     return content, [(call.name, call.arguments) for call in reader.calls]

@@ -22,7 +22,7 @@ def engine_status(engine: Engine, model: str) -> dict[str, Any]:
             "parts": [{"name": item.name, "bytes": item.bytes} for item in engine.plan.items],
         },
         "memory": memory(engine),
-        "statistics": engine.statistics().to_dict() if hasattr(engine, "statistics") else {},
+        "statistics": engine.statistics().to_dict(),
     }
 
 
