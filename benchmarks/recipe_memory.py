@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edge_spec.bundle import TOKENIZER, ArchitectureRecord, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
 from edge_spec.export.pair_recipe import DEVICES_GB, PairRecipe, read_pair_recipe
 from edge_spec.export.recipe import DEFAULT_RECIPES, Recipe, find_recipe
+from edge_spec.manifest import TOKENIZER, ArchitectureRecord, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
 from edge_spec.runtime.memory import MemoryPlan, plan_memory
 from edge_spec.runtime.memory_budget import DEFAULT_SHARE
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_spec.bundle import ArchitectureRecord
+from edge_spec.manifest import ArchitectureRecord
 from edge_spec.onnx_file import BOOL, FLOAT, FLOAT16, INT32, INT64, UINT8, Declared, GraphError, Node, OnnxGraph
 
 _CONTRIB = "com.microsoft"

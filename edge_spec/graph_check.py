@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from edge_spec.bundle import Bundle, GraphRecord, Manifest, ModelRecord
+from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
 from edge_spec.foreign_graph_check import check_foreign_graph
 from edge_spec.graph_rule import CONTRIB, MismatchError
 from edge_spec.graph_rules import RULES
+from edge_spec.manifest import GraphRecord, Manifest, ModelRecord
 from edge_spec.manifest_check import LARGEST_GRAPH
 from edge_spec.onnx_file import (
     FLOAT,

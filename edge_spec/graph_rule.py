@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge_spec.bundle import ArchitectureRecord
+from edge_spec.manifest import ArchitectureRecord
 from edge_spec.onnx_file import FLOAT, FLOAT16, INT64, Declared, Shape
 
 CONTRIB = "com.microsoft"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_spec.bundle import CHAT_TEMPLATE, ArchitectureRecord, CacheType, FileRecord, Manifest, ModelRecord
 from edge_spec.byte_size import size_text
+from edge_spec.manifest import CHAT_TEMPLATE, ArchitectureRecord, CacheType, FileRecord, Manifest, ModelRecord
 
 _LABEL = 17
 _CACHE_ITEM_BYTES: dict[CacheType, int] = {"float32": 4, "float16": 2, "int8": 1}

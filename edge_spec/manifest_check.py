@@ -6,12 +6,9 @@ A manifest's digest shows that it was not damaged, not that it is honest: whoeve
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from edge_spec.manifest import DRAFT_IDS, DRAFT_TOKENIZER, TOKENIZER, ArchitectureRecord, Manifest
 from edge_spec.record_json import shown, shown_list
-
-if TYPE_CHECKING:
-    from edge_spec.bundle import ArchitectureRecord, Manifest
 
 # All limits are far above what this package can run, and far below what would hurt. In bytes:
 LARGEST_MANIFEST = 4 << 20
@@ -83,13 +80,13 @@ def _check_draft_vocabulary(manifest: Manifest) -> None:
         raise ValueError(f"draft_vocabulary.size is {speech.size}, but the target has {manifest.vocab_size} ids")
     if not speech.names_columns:
         _check_vocabulary("draft_vocabulary.size", speech.size, facts)
-    needed = ["draft/tokenizer.json"] if speech.reads == "own tokens" else []
-    needed += ["draft/ids.bin"] if speech.names_columns else []
+    needed = [DRAFT_TOKENIZER] if speech.reads == "own tokens" else []
+    needed += [DRAFT_IDS] if speech.names_columns else []
     if missing := [name for name in needed if name not in manifest.files]:
         raise ValueError(f"files lacks {shown_list(missing)}")
-    if speech.names_columns and manifest.files["draft/ids.bin"].bytes != 4 * facts.logits_size:
+    if speech.names_columns and manifest.files[DRAFT_IDS].bytes != 4 * facts.logits_size:
         raise ValueError(
-            f"draft/ids.bin has {manifest.files['draft/ids.bin'].bytes} bytes, expected 4 for each of "
+            f"{DRAFT_IDS} has {manifest.files[DRAFT_IDS].bytes} bytes, expected 4 for each of "
             f"{facts.logits_size} logits"
         )
 
@@ -107,7 +104,7 @@ def _check_paths(manifest: Manifest) -> None:
         if not 0 <= record.bytes <= limit:
             raise ValueError(f"{name} is said to have {record.bytes} bytes, expected 0 to {limit}")
     models = [record for record in (manifest.target, manifest.draft) if record is not None]
-    needed = ["tokenizer.json", *(graph.path for record in models for graph in record.graphs)]
+    needed = [TOKENIZER, *(graph.path for record in models for graph in record.graphs)]
     if missing := [name for name in needed if name not in manifest.files]:
         raise ValueError(f"files lacks {shown_list(missing)}")
     if not all(record.graphs for record in models):

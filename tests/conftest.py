@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from edge_spec.bundle import (
-    ArchitectureRecord,
-    GraphRecord,
-    Manifest,
-    ModelRecord,
-    QualityRecord,
-    RopeRecord,
-    new_bundle,
-)
+from edge_spec.bundle import new_bundle
+from edge_spec.manifest import ArchitectureRecord, GraphRecord, Manifest, ModelRecord, QualityRecord, RopeRecord
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"

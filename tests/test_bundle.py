@@ -20,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_spec import atomic_folder
-from edge_spec.bundle import MANIFEST, SCHEMA_VERSION, Bundle, new_bundle, open_bundle, read_manifest
+from edge_spec.bundle import MANIFEST, Bundle, new_bundle, open_bundle, read_manifest
 from edge_spec.errors import BundleError, CheckpointError, QualityError
 from edge_spec.export import export_pair
 from edge_spec.export.recipe import RECIPES
+from edge_spec.manifest import SCHEMA_VERSION
 from tiny_models import CHAT_TEMPLATE, random_model, save_checkpoint
 
 Bundles = Callable[..., Path]

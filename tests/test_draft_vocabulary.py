@@ -14,10 +14,11 @@ from text_tokenizers import byte_pairs
 from tokenizers import Tokenizer, pre_tokenizers
 
 import edge_spec
-from edge_spec.bundle import DRAFT_IDS, DRAFT_TOKENIZER, MANIFEST, Manifest, open_bundle, read_manifest
+from edge_spec.bundle import MANIFEST, open_bundle, read_manifest
 from edge_spec.errors import BundleError, EdgeSpecError
 from edge_spec.export import export_pair
 from edge_spec.inspection import describe_bundle
+from edge_spec.manifest import DRAFT_IDS, DRAFT_TOKENIZER, Manifest
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
 from edge_spec.runtime.drafters.model_choice import choose

@@ -15,12 +15,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from edge_spec.bundle import ModelRecord, open_bundle
+from edge_spec.bundle import open_bundle
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export import export_pair
 from edge_spec.export.checkpoint import open_checkpoint
 from edge_spec.export.graph_run import run_graph
 from edge_spec.export.quality import TEXT
+from edge_spec.manifest import ModelRecord
 from tiny_models import random_model, save_checkpoint
 
 LAYERS, KV_HEADS, HEADS, HEAD_SIZE, VOCAB, HIDDEN, MLP = 2, 2, 4, 16, 288, 64, 80

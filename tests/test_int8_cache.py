@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import edge_spec
-from edge_spec.bundle import CacheType, open_bundle
+from edge_spec.bundle import open_bundle
 from edge_spec.errors import BundleError, ProviderError, RequestError
 from edge_spec.export.cache_scales import cache_scales
+from edge_spec.manifest import CacheType
 from edge_spec.runtime import int8_cache
 from edge_spec.runtime.exactness import measure_exactness
 from edge_spec.runtime.int8_cache import INT8_ATTENTION_MODEL, takes_int8_cache

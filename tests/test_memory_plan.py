@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.bundle import ArchitectureRecord, CacheType, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
 from edge_spec.byte_size import parse_size
 from edge_spec.errors import MemoryBudgetError, RequestError
+from edge_spec.manifest import ArchitectureRecord, CacheType, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.memory import MemoryPlan, plan_memory
 from edge_spec.runtime.memory_law import memory_items

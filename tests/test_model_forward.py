@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_spec.bundle import CacheType, open_bundle
+from edge_spec.bundle import open_bundle
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.export import export_pair
+from edge_spec.manifest import CacheType
 from edge_spec.runtime.model import PREFILL_ROWS, Model
 from row_independence import require_bitwise_kernels, require_int8_attention
 from tiny_models import TOKENS, random_model, save_checkpoint

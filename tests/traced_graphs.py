@@ -16,10 +16,11 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_spec.bundle import ArchitectureRecord, GraphRecord, Manifest, ModelRecord, new_bundle
+from edge_spec.bundle import new_bundle
 from edge_spec.export.optimum_graph import GraphSizes, rewrite_graph
 from edge_spec.export.recipe import RECIPES, Recipe
 from edge_spec.export.weights import open_weight_file
+from edge_spec.manifest import ArchitectureRecord, GraphRecord, Manifest, ModelRecord
 
 LAYERS, HEADS, HEAD_SIZE, HIDDEN, CONTEXT = 2, 4, 8, 32, 160
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"

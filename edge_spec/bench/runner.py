@@ -19,8 +19,9 @@ from edge_spec.bench.modes import BASELINE, parse_modes
 from edge_spec.bench.prompts import SHIPPED_PROMPTS, Question, alternate, pick, read_questions, without_template
 from edge_spec.bench.settings import Settings
 from edge_spec.bench.summary import summarize
-from edge_spec.bundle import CHAT_TEMPLATE, Manifest, read_manifest
+from edge_spec.bundle import read_manifest
 from edge_spec.errors import MissingDependencyError, RequestError
+from edge_spec.manifest import CHAT_TEMPLATE, Manifest
 
 if TYPE_CHECKING:
     from edge_spec.bench.report import Report

@@ -48,10 +48,10 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     import edge_spec
-    from edge_spec.bundle import CHAT_TEMPLATE
     from edge_spec.cli.chat_commands import ChatCommands
     from edge_spec.cli.conversation import Conversation
     from edge_spec.cli.terminal import Terminal
+    from edge_spec.manifest import CHAT_TEMPLATE
 
     options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "exactness")
     with measuring() as progress:

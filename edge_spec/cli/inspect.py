@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.cli.command import add_command
 
 if TYPE_CHECKING:
-    from edge_spec.bundle import Manifest
+    from edge_spec.manifest import Manifest
 
 
 def add(commands: Any) -> None:

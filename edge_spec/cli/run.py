@@ -67,7 +67,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     import edge_spec
-    from edge_spec.bundle import CHAT_TEMPLATE
+    from edge_spec.manifest import CHAT_TEMPLATE
 
     if arguments.logprobs is not None and not arguments.json:
         raise RequestError("--logprobs needs --json, which prints them with the text.")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edge_spec.bundle import CHAT_TEMPLATE, open_bundle
+from edge_spec.bundle import open_bundle
 from edge_spec.demo.pair import cached_pair
 from edge_spec.demo.race import Lane, Outcome, race
 from edge_spec.demo.view import open_view, print_legend, print_summary
+from edge_spec.manifest import CHAT_TEMPLATE
 from edge_spec.progress_bars import ProgressBars
 from edge_spec.runtime.engine import Engine, load
 from edge_spec.runtime.text_stream import TextStream

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.bundle import DRAFT_IDS, DRAFT_TOKENIZER, DraftVocabularyRecord
 from edge_spec.errors import EdgeSpecError, PairError
 from edge_spec.export.cache_scales import TEXT as MORE_TEXT
 from edge_spec.export.checkpoint import Checkpoint, Vocabulary, encode_text
@@ -20,6 +19,7 @@ from edge_spec.export.quality import TEXT
 from edge_spec.export.respelled_checkpoint import RespelledCheckpoint
 from edge_spec.export.token_ranking import expected_shares, ranked
 from edge_spec.export.vocabulary_match import match_vocabularies, spelled_by
+from edge_spec.manifest import DRAFT_IDS, DRAFT_TOKENIZER, DraftVocabularyRecord
 
 # Tokens of text that the ranking reads with the model, and most that it counts.
 _READ, _COUNTED = 512, 1 << 22

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_spec.bundle import ArchitectureRecord, CacheType, GraphRecord, ModelRecord, RopeRecord
 from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import TEXT as CALIBRATION_TEXT
 from edge_spec.export.cache_scales import CacheScales, cache_scales
@@ -25,6 +24,7 @@ from edge_spec.export.recipe import Device, Recipe
 from edge_spec.export.reference import Float32Reference
 from edge_spec.export.rope import Rope, rotary_tables
 from edge_spec.export.weights import open_weight_file
+from edge_spec.manifest import ArchitectureRecord, CacheType, GraphRecord, ModelRecord, RopeRecord
 from edge_spec.processor import integer_products_saturate
 
 Float32Array = npt.NDArray[np.float32]

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_spec.bundle import ArchitectureRecord, GraphRecord, ModelRecord
 from edge_spec.errors import CheckpointError, EdgeSpecError
 from edge_spec.export.checkpoint import encode_text
 from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
@@ -20,6 +19,7 @@ from edge_spec.export.progress import Progress
 from edge_spec.export.quality import MAX_TOKENS, TEXT, compare, require_quality
 from edge_spec.export.recipe import RECIPES, Device, Recipe, find_recipe
 from edge_spec.export.weights import open_weight_file
+from edge_spec.manifest import ArchitectureRecord, GraphRecord, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 
 Float32Array = npt.NDArray[np.float32]

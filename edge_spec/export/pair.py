@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import edge_spec
-from edge_spec.bundle import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, Via, new_bundle, read_manifest
+from edge_spec.bundle import new_bundle, read_manifest
 from edge_spec.errors import CheckpointError, EdgeSpecError
 from edge_spec.export.auto_recipe import Role, choose_recipe
 from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
@@ -19,6 +19,7 @@ from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
 from edge_spec.export.optimum_model import export_optimum_model, optimum_recipe
 from edge_spec.export.progress import Progress, silent
 from edge_spec.export.recipe import AUTO, DEFAULT_RECIPES, Device, Recipe, find_recipe
+from edge_spec.manifest import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, Via
 from edge_spec.manifest_check import LARGEST_TEXT
 
 AnyCheckpoint = Checkpoint | OptimumCheckpoint

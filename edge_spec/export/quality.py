@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.bundle import QualityRecord
 from edge_spec.errors import QualityError
 from edge_spec.export.recipe import Recipe
+from edge_spec.manifest import QualityRecord
 
 Float32Array = npt.NDArray[np.float32]
 

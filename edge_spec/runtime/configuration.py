@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_spec.bundle import CacheType
+from edge_spec.manifest import CacheType
 
 # The most draft tokens of a round: with the text's last token they fill one prefill chunk.
 WIDEST = 63

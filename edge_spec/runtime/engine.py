@@ -11,9 +11,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from edge_spec.bundle import TOKENIZER, Bundle, CacheType, Manifest, open_bundle
+from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.errors import RequestError
 from edge_spec.heap import give_back
+from edge_spec.manifest import TOKENIZER, CacheType, Manifest
 from edge_spec.runtime.answers import Answers
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress

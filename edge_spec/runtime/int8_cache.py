@@ -6,8 +6,8 @@ import functools
 
 import numpy as np
 
-from edge_spec.bundle import CacheType, Manifest
 from edge_spec.errors import ProviderError, RequestError
+from edge_spec.manifest import CacheType, Manifest
 from edge_spec.onnx_runtime import import_onnxruntime
 
 # One node, GroupQueryAttention with one head of 8 channels and an int8 cache. Kept as bytes, because the runtime does

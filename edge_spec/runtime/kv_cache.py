@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.bundle import ArchitectureRecord
 from edge_spec.errors import RequestError
 from edge_spec.heap import give_back
+from edge_spec.manifest import ArchitectureRecord
 
 # Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
 _STEP = 256

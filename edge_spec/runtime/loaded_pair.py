@@ -8,9 +8,10 @@ from functools import partial
 from time import perf_counter
 from typing import Literal
 
-from edge_spec.bundle import DRAFT_TOKENIZER, Bundle, CacheType, Manifest, ModelRecord
+from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
 from edge_spec.heap import give_back
+from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Manifest, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate

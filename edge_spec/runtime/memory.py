@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge_spec.bundle import CacheType, Manifest
 from edge_spec.errors import MemoryBudgetError, RequestError
+from edge_spec.manifest import CacheType, Manifest
 from edge_spec.runtime.configuration import WIDEST, Configuration
 from edge_spec.runtime.memory_law import MemoryItem, memory_items
 from edge_spec.runtime.memory_profile import MemoryProfile

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import ceil, exp
 from typing import Literal
 
-from edge_spec.bundle import DRAFT_TOKENIZER, TOKENIZER, CacheType, Manifest, ModelRecord
+from edge_spec.manifest import DRAFT_TOKENIZER, TOKENIZER, CacheType, Manifest, ModelRecord
 from edge_spec.runtime.calibration import COMPARED_ROWS
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.drafters.ngram_table import NgramTable

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from edge_spec.bundle import Manifest
 from edge_spec.heap import give_back
+from edge_spec.manifest import Manifest
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.calibration_cache import default_folder, keep, machine
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.bundle import Bundle, CacheType, GraphRecord, ModelRecord
+from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError, ProviderError, RequestError
 from edge_spec.graph_check import check_graph
+from edge_spec.manifest import CacheType, GraphRecord, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers, ChainCallBuffers
 from edge_spec.runtime.int8_cache import require_int8_cache

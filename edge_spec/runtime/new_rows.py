@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.bundle import ArchitectureRecord
+from edge_spec.manifest import ArchitectureRecord
 from edge_spec.runtime.kv_cache import KVCache, slot_names
 
 

@@ -6,7 +6,7 @@ made of many operators, each of which makes something new of the past.
 
 from __future__ import annotations
 
-from edge_spec.bundle import Manifest, ModelRecord
+from edge_spec.manifest import Manifest, ModelRecord
 from edge_spec.runtime.model import PREFILL_ROWS
 
 # A session holds several kilobytes for each of its nodes: so many bytes for each of the graph's file.

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from edge_spec.bundle import Manifest
 from edge_spec.errors import BundleError, PromptTooLongError, RequestError
+from edge_spec.manifest import Manifest
 from edge_spec.runtime.chat_template import ChatTemplate
 from edge_spec.runtime.tokenizer import TextTokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_spec.bundle import Manifest
+from edge_spec.manifest import Manifest
 from edge_spec.runtime.calibration import TEXT
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.reencoded import ReencodedDrafter
