@@ -20,7 +20,7 @@ import edge_spec
 from edge_spec import Engine, Grammar, LogitsError, cli
 from edge_spec.errors import MissingDependencyError, NoTokenLeftError, RequestError
 from edge_spec.runtime.grammar_mask import GrammarMask
-from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary, token_bytes
+from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.history import History
 from edge_spec.runtime.logits_processors import LogitsPipeline
 from edge_spec.runtime.sampling_params import SamplingParams
@@ -72,11 +72,15 @@ def tokenizer_of(kind: str, merges: Sequence[tuple[str, str]]) -> TextTokenizer:
     return loaded(sentence_pieces([*merges, ("▁", "a"), ("▁", "t"), ("▁", "▁")], specials))
 
 
+def bytes_of_all(tokenizer: TextTokenizer) -> list[bytes]:
+    return tokenizer.bytes_of_each(range(tokenizer.vocab_size))
+
+
 @given(st.sampled_from(["bytes", "pieces"]), merges, st.text(alphabet="aethnd lé€\n😀", min_size=1, max_size=12))
 @quick
 def test_a_text_is_the_bytes_of_its_tokens(kind: str, merges: list[tuple[str, str]], text: str) -> None:
     tokenizer = tokenizer_of(kind, merges)
-    texts = token_bytes(tokenizer)
+    texts = bytes_of_all(tokenizer)
     before = tokenizer.encode("a", add_special_tokens=False)
     tokens = tokenizer.encode(text, add_special_tokens=False)
     joined = b"".join(texts[token] for token in tokens)
@@ -86,7 +90,7 @@ def test_a_text_is_the_bytes_of_its_tokens(kind: str, merges: list[tuple[str, st
 def test_added_tokens_and_halves_of_characters_have_their_bytes() -> None:
     plain = byte_pairs([("Ã", "©")], [END])
     plain.add_tokens([AddedToken("<tool é call>", special=False)])
-    texts = token_bytes(loaded(plain))
+    texts = bytes_of_all(loaded(plain))
     assert texts[plain.token_to_id("<tool é call>")] == "<tool é call>".encode()
     assert texts[plain.token_to_id("Ã©")] == "é".encode()
     assert texts[plain.token_to_id("Ã")] == "é".encode()[:1]
@@ -97,7 +101,7 @@ def test_a_decoder_that_does_not_tell_a_tokens_bytes_leaves_the_token_out() -> N
     mixed = byte_pairs([("Ã", "©")], [END])
     mixed.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
     tokenizer = loaded(mixed)
-    texts = token_bytes(tokenizer)
+    texts = bytes_of_all(tokenizer)
     assert texts[mixed.token_to_id("Ã©")] == "é".encode()
     assert texts[mixed.token_to_id("Ã")] == b""
 

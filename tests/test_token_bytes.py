@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from text_tokenizers import byte_pairs, loaded, sentence_pieces
+
+from edge_spec.errors import RequestError
 
 BYTE_LEVEL = loaded(byte_pairs([("a", "b"), ("ab", "c"), ("Ġ", "a")], specials=("<|end|>",)))
 PIECES = loaded(sentence_pieces([("▁", "a"), ("b", "c")], specials=("</s>",)))
@@ -26,3 +31,9 @@ def test_special_tokens_are_written_out_and_unknown_ids_are_nothing() -> None:
     (end,) = BYTE_LEVEL.encode("<|end|>", add_special_tokens=False)
     assert BYTE_LEVEL.token_bytes(end) == b"<|end|>"
     assert BYTE_LEVEL.token_bytes(BYTE_LEVEL.vocab_size) == b""
+
+
+@pytest.mark.parametrize("token_id", [-1, 1 << 32, "7"])
+def test_what_is_no_id_is_refused(token_id: Any) -> None:
+    with pytest.raises(RequestError, match="must be integers"):
+        PIECES.token_bytes(token_id)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.errors import RequestError
@@ -46,9 +46,6 @@ from edge_spec.runtime.request import Request, RequestReader, checked_count
 from edge_spec.runtime.session import Session
 from edge_spec.runtime.shedding import sheddable_parts
 from edge_spec.runtime.turns import Turns
-
-if TYPE_CHECKING:
-    pass
 
 _LOG = logging.getLogger(__name__)
 
@@ -295,7 +292,11 @@ class Engine(Generating):
         return self._prompts.encode(prompt_or_messages, tools)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text that has begun, in UTF-8; possibly a part of a character."""
+        """What a token adds to a text that has begun, in UTF-8; possibly a part of a character.
+
+        Raises:
+            RequestError: it is not an integer that fits 32 bits without sign.
+        """
         return self._tokenizer.token_bytes(token_id)
 
     def stream(

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # Most of a vocabulary can stand inside of a JSON string. llguidance checks these tokens as one, if it is told so: that
 # makes masks in strings of limited length 15 times as fast, and costs next to no memory.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,30}']
-_REPLACEMENT = "\ufffd"
 
 
 class GrammarVocabulary:
@@ -109,7 +108,7 @@ class GrammarVocabulary:
                         "This bundle names no token that ends a text, so a text could not end where its grammar does. "
                         "Export it from a checkpoint whose generation_config.json has an eos_token_id."
                     )
-                texts = token_bytes(self._tokenizer)
+                texts = self._tokenizer.bytes_of_each(range(self.size))
                 self._first = _first_tokens(self._tokenizer, texts)
                 self._twins = _Twins(texts, self._tokenizer.special_texts)
                 wrapper = _Wrapper(self._tokenizer, texts, self.end_token_ids[0])
@@ -118,29 +117,6 @@ class GrammarVocabulary:
                 )
                 wrapper.tokens = []  # read, and not needed again
             return self._prepared
-
-
-def token_bytes(tokenizer: TextTokenizer) -> list[bytes]:
-    """What each token adds to a text that has begun, by id. A special token has its name, an unknown id nothing."""
-    pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-    if tokenizer.joins_bytes:
-        table = _byte_letters()
-        return [_bytes_of_letters(piece or "", table) for piece in pieces]
-    anchor = tokenizer.encode("a", add_special_tokens=False)[-1]
-    before = len(tokenizer.decode([anchor]))
-    texts = tokenizer.decode_each([[anchor, token] for token in range(len(pieces))])
-    found = []
-    for token, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
-        text = text[before:]
-        if tokenizer.is_byte_fallback(token) and piece is not None:
-            found.append(bytes([int(piece[3:5], 16)]))
-        elif token in tokenizer.special_texts:
-            found.append(tokenizer.special_texts[token].encode())
-        elif piece is None or (_REPLACEMENT in text and _REPLACEMENT not in piece):
-            found.append(b"")  # part of a character, of which it is not said which
-        else:
-            found.append(text.encode())
-    return found
 
 
 class _Twins:
@@ -228,19 +204,3 @@ def _limits() -> object:
     # Short errors hold no part of the text. A row that may go on in more ways than this takes tens of milliseconds, and
     # a longer text of such a grammar ever more; schemas have dozens of ways.
     return import_llguidance().LLParserLimits(verbose_errors=False, max_items_in_row=300)
-
-
-def _byte_letters() -> dict[int, int]:
-    """By the letter that stands for a byte in a byte-level vocabulary (as GPT-2 has it), that byte."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {byte: byte for byte in shown} | {256 + place: byte for place, byte in enumerate(hidden)}
-    # A letter that stands for no byte is one that does not fit into a byte.
-    return letters | dict.fromkeys(hidden, 0xFFFF)
-
-
-def _bytes_of_letters(piece: str, letters: dict[int, int]) -> bytes:
-    try:
-        return piece.translate(letters).encode("latin-1")
-    except UnicodeEncodeError:  # a token that was added as a text
-        return piece.encode()

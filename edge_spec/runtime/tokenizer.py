@@ -13,6 +13,7 @@ _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + index): byte for index, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
 }
+_REPLACEMENT = "\ufffd"
 
 
 class TextTokenizer:
@@ -58,8 +59,6 @@ class TextTokenizer:
             self._tokenizer.no_padding()
             added = self._tokenizer.get_added_tokens_decoder()
             self.special_texts = {token_id: token.content for token_id, token in added.items() if token.special}
-            self._special = frozenset(self.special_texts)
-            self._added = frozenset(added)
             self._byte_fallback = self._find_byte_fallback()
 
     @property
@@ -110,7 +109,7 @@ class TextTokenizer:
             with panics_as_errors():
                 text = str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except (OverflowError, TypeError) as error:
-            raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
+            raise _no_ids(error) from error
         except Exception as error:
             raise BundleError(
                 f"the bundle's tokenizer cannot decode its ids ({reason(error)}); export it again"
@@ -120,29 +119,42 @@ class TextTokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text that has begun, in UTF-8; possibly a part of a character.
+        """What one token adds to a text that has begun; see :meth:`bytes_of_each`."""
+        return self.bytes_of_each([token_id])[0]
 
-        Special and other added tokens are what is written in a text to get them; ids the tokenizer does not know are
-        nothing.
+    def bytes_of_each(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What each of these tokens adds to a text that has begun, in UTF-8; possibly a part of a character.
+
+        A special token is what is written in a text to get it. Ids the tokenizer does not know are nothing, and so are
+        parts of characters where the decoder does not tell which.
+
+        Raises:
+            RequestError: an id is not an integer that fits 32 bits without sign.
+            BundleError: the tokenizer is damaged and fails.
         """
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        if token_id in self._added:
-            return token.encode()
-        if self.joins_bytes:
-            known = all(character in _BYTES for character in token)  # the decoder takes others as they are
-            return bytes(_BYTES[character] for character in token) if known else token.encode()
-        if self.is_byte_fallback(token_id):
-            return bytes([int(token[3:5], 16)])
-        # What a token looks like depends on whether it comes first: most decoders drop the space in front of that one.
-        first = self.decode([token_id])
-        return self.decode([token_id, token_id])[len(first) :].encode()
-
-    def piece(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; ``None`` for an id the tokenizer does not know."""
-        piece = self._tokenizer.id_to_token(token_id)
-        return None if piece is None else str(piece)
+        try:
+            pieces = [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
+        except (OverflowError, TypeError) as error:
+            raise _no_ids(error) from error
+        # Behind another token, since most decoders drop the space in front of the first one.
+        before = self.encode("a", add_special_tokens=False)[-1:]
+        known = len(self.decode(before))
+        behind = [] if self.joins_bytes else self.decode_each([[*before, token_id] for token_id in token_ids])
+        found = []
+        for index, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True)):
+            if piece is None:
+                found.append(b"")
+            elif token_id in self.special_texts:
+                found.append(self.special_texts[token_id].encode())
+            elif self.joins_bytes:
+                is_known = all(character in _BYTES for character in piece)  # the decoder takes others as they are
+                found.append(bytes(_BYTES[character] for character in piece) if is_known else piece.encode())
+            elif self.is_byte_fallback(token_id):
+                found.append(bytes([int(piece[3:5], 16)]))
+            else:
+                text = behind[index][known:]
+                found.append(b"" if _REPLACEMENT in text and _REPLACEMENT not in piece else text.encode())
+        return found
 
     def decode_each(self, texts: Sequence[Sequence[int]]) -> list[str]:
         """What ``decode`` says of many short texts, in a fraction of the time.
@@ -162,7 +174,7 @@ class TextTokenizer:
         """Whether ``decode`` leaves the token out: a special token, or an id the tokenizer does not know."""
         if token_id in self._texts:
             return False
-        return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
+        return token_id in self.special_texts or self._tokenizer.id_to_token(token_id) is None
 
     def is_byte_fallback(self, token_id: int) -> bool:
         """Whether the token stands for a single byte, and its text depends on the whole run of such tokens."""
@@ -175,3 +187,7 @@ class TextTokenizer:
         if letter is None or self._tokenizer.decode([letter]) != "A":
             return frozenset()
         return frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def _no_ids(error: Exception) -> RequestError:
+    return RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})")
