@@ -10,7 +10,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from edge_spec.atomic_folder import new_folder, recover
 from edge_spec.errors import BundleError
 from edge_spec.manifest import CHAT_TEMPLATE, DRAFT_IDS, FORMAT, TOKENIZER, FileRecord, Manifest
 from edge_spec.manifest_check import LARGEST_MANIFEST, LARGEST_TEXT, check_manifest
-from edge_spec.plain_file import NotPlainError, file_size, open_plain, sha256_of
+from edge_spec.plain_file import NotPlainError, file_sha256, file_size, open_plain, sha256_of
 
 MANIFEST = "manifest.json"
 
@@ -124,12 +124,6 @@ def new_bundle(
             yield staging, seal
     except OSError as error:
         raise _write_error(final, error) from error
-
-
-def file_sha256(*paths: Path) -> str:
-    """Return the SHA-256 of the files' contents, one after the other, in hexadecimal."""
-    with ExitStack() as stack:
-        return sha256_of(*(stack.enter_context(path.open("rb")) for path in paths))
 
 
 def _check_file(folder: Path, name: str, record: FileRecord, verify: bool) -> None:

@@ -187,8 +187,12 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as written to disk, digest included."""
-        body = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
-        return {**body, "digest": _digest(body)}
+        return {**self._body(), "digest": self.digest}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything else, in hexadecimal, by which a bundle is known."""
+        return _digest(self._body())
 
     @classmethod
     def from_json(cls, text: bytes, file: Path) -> Manifest:
@@ -230,6 +234,9 @@ class Manifest:
             return decode(cls, body, "manifest")
         except (ValueError, OverflowError) as error:
             raise BundleError(f"{file} is invalid: {error}; export the bundle again.") from None
+
+    def _body(self) -> dict[str, Any]:
+        return {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
 
     def usable_columns(self, model: ModelRecord) -> int:
         """Columns of a model's logits that stand for ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -93,3 +94,9 @@ def sha256_of(*files: IO[bytes]) -> str:
         while block := file.read(_HASH_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def file_sha256(*paths: Path) -> str:
+    """Return the SHA-256 of the files' contents, one after the other, in hexadecimal."""
+    with ExitStack() as stack:
+        return sha256_of(*(stack.enter_context(path.open("rb")) for path in paths))

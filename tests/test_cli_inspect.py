@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec import cli
-from edge_spec.bundle import file_sha256
+from edge_spec.plain_file import file_sha256
 
 
 def edge_spec(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:

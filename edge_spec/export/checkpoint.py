@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from edge_spec.bundle import file_sha256
 from edge_spec.errors import CheckpointError
 from edge_spec.export.architecture import Architecture
+from edge_spec.plain_file import file_sha256
 from edge_spec.tokenizer_check import panics_as_errors, reason
 
 Float32Array = npt.NDArray[np.float32]

@@ -98,7 +98,7 @@ class Answers:
                     if admitted:
                         if text is None:
                             text = self.caches.begin(context.tokens, length, session)
-                            statistics.reused_tokens = text.begin(context.tokens)
+                            statistics.reused_tokens = text.keep_common(context.tokens)
                         self.caches.use(text, length)
                         self.drafters.begin(context)
                     chunk = next(steps)
@@ -112,7 +112,7 @@ class Answers:
             if text is not None:
                 # Rows of branches that were committed are not what another division into calls would give.
                 exact = request.defer or self.exact
-                text.end(context.tokens if exact else context.tokens[:prompt_length])
+                text.settle(context.tokens if exact else context.tokens[:prompt_length])
                 self.caches.end(text)
             self.turns.leave(ticket)
             give_back()

@@ -35,14 +35,14 @@ class CachedText:
         differs = next((index for index, (old, new) in enumerate(pairs) if old != new), None)
         return min(len(self.tokens), len(tokens) - 1) if differs is None else differs
 
-    def begin(self, tokens: Sequence[int]) -> int:
+    def keep_common(self, tokens: Sequence[int]) -> int:
         """Keep what another text has in common with this one, and return how many tokens that is."""
         common = self.common(tokens)
         self.cache.rollback(common)
         del self.tokens[common:]
         return common
 
-    def end(self, tokens: Sequence[int]) -> None:
+    def settle(self, tokens: Sequence[int]) -> None:
         """Note what the cache holds after a generation: the beginning of ``tokens``, and no more than that."""
         self.cache.rollback(min(self.cache.length, len(tokens)))
         self.tokens = list(tokens[: self.cache.length])

@@ -23,7 +23,6 @@ from edge_spec.runtime.speculation import FixedDraft, Speculation
 # Names that stand for something else where it is told who proposed a token.
 _RESERVED = ("deferred", "draft", "grammar", "ngram", "target")
 
-
 # Longer chains of the draft model are hardly ever worth their time.
 _LONGEST_CHAIN = 8
 

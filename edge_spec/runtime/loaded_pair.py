@@ -116,7 +116,7 @@ def load_pair(
         calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
     else:
         key = {
-            "bundle": manifest.to_json()["digest"],
+            "bundle": manifest.digest,
             "machine": machine(),
             "provider": providers[0],
             "threads": threads,

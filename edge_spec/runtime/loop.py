@@ -106,7 +106,7 @@ def decode(
         if speculation is not None and not first:
             proposal = speculation.propose(context, guess, max_length - length - 1)
         proposed = clock()
-        logits = _answer(target, context, proposal)
+        logits = _forward(target, context, proposal)
         answered = clock()
         verdict = _verify(logits, proposal, context, rule)
         tokens, guess = _commit(target, length, proposal, verdict, defer)
@@ -126,7 +126,7 @@ def decode(
         yield Round(tokens, origins, len(proposal), depth, len(guess), logprobs, timing)
 
 
-def _answer(target: Model, context: Context, proposal: Proposal) -> NDArray[np.float32]:
+def _forward(target: Model, context: Context, proposal: Proposal) -> NDArray[np.float32]:
     """The target's logits behind the context (row 0) and behind every draft token."""
     pending = context.tokens[target.cache.length :]
     rows = range(len(pending) - 1, len(pending) + len(proposal))

@@ -108,7 +108,7 @@ def _key(manifest: Manifest) -> dict[str, Any]:
     facts = machine()
     return {
         "format": FORMAT,
-        "bundle": manifest.to_json()["digest"],
+        "bundle": manifest.digest,
         "machine": {name: facts[name] for name in ("architecture", "processor", "gpus")},
         "onnxruntime": import_onnxruntime().__version__,
     }

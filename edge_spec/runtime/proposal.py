@@ -84,7 +84,7 @@ class Proposal:
 
     @property
     def is_chain(self) -> bool:
-        """Whether no token has a sibling and none precedes its parent's other descendants."""
+        """Whether every token continues the one before it, the first the context."""
         return self.trunk == len(self.tokens)
 
     @property

@@ -17,7 +17,7 @@ class Statistics:
     Attributes:
         prompt_tokens: tokens of the prompt.
         reused_tokens: how many of them were in the cache already.
-        waiting_seconds: until earlier requests to the engine were done; no part of the other times.
+        waiting_seconds: while other texts had their turns; no part of the other times.
         seed: what the noise was keyed by; ``None`` if no noise was used.
         new_tokens: tokens emitted, the end-of-text token included.
         first_round_tokens: how many of them the first round brought.
@@ -29,7 +29,7 @@ class Statistics:
         drafted_by_position: rounds that proposed a token at this position behind the text, from 0.
         accepted_by_position: rounds that emitted a draft token there.
         accepted_by_drafter: draft tokens emitted, by who proposed them.
-        ttft_seconds: from the request's turn to the end of its first round.
+        ttft_seconds: what the prompt and the first round took, and so the time to the first token if nobody waits.
         prefill_seconds: spent on the prompt before the first round.
         draft_seconds, verify_seconds, overhead_seconds: where the rounds' time went.
         total_seconds: prefill and rounds; what the caller does between chunks is not in it.
