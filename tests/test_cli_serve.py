@@ -117,7 +117,7 @@ def test_checkpoints_are_served_and_exported_once(tmp_path: Path) -> None:
             server.wait()
 
 
-def test_a_cached_bundle_belongs_to_its_models(tmp_path: Path) -> None:
+def test_a_cached_bundle_belongs_to_its_models_and_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = save_checkpoint(tmp_path / "target", random_model())
 
     def bundle(**options: str) -> Path:
@@ -128,6 +128,13 @@ def test_a_cached_bundle_belongs_to_its_models(tmp_path: Path) -> None:
     assert bundle(recipe="int4") != first
     (first / "manifest.json").write_text("{}")
     assert bundle(recipe="fp32") == first  # exported again
+    data = first / "target" / "model.onnx.data"
+    size = data.stat().st_size
+    os.truncate(data, size - 1)
+    assert bundle(recipe="fp32") == first and data.stat().st_size == size
+    monkeypatch.setattr("edge_spec.export.cached_bundle.integer_products_saturate", lambda: "as nowhere else")
+    assert bundle(recipe="fp32") != first
+    monkeypatch.undo()
     weights = next(target.glob("*.safetensors"))
     os.utime(weights, ns=(0, 0))
     assert bundle(recipe="fp32") != first

@@ -106,8 +106,8 @@ def test_demo_exports_and_measures_once_then_compares(tmp_path: Path, capsys: py
         outputs.append(console.file.getvalue())  # type: ignore[attr-defined]
         bars.append(re.findall(r"^(.*\S) +━+ 100%", capsys.readouterr().err, re.MULTILINE))
     assert bars == [["export target", "check target", "seal", "target"], []]
-    assert "Exporting tiny.gguf once" in outputs[0]
-    assert "Exporting" not in outputs[1]
+    assert "Exported to" in outputs[0]
+    assert "which was exported before" in " ".join(outputs[1].split())
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert "plain: 20 tokens" in outputs[1]
     assert "Identical: yes" in outputs[1]

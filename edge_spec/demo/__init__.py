@@ -54,7 +54,7 @@ def run_demo(
     """
     console = console or Console(highlight=False)
     path = cached_pair(model, cache, console)
-    # Two engines, since each serves one generation at a time.
+    # Two engines, so that neither answer waits for the turns of the other.
     with _load(path) as plain, _load(path) as speculative:
         tokenizer = TextTokenizer(open_bundle(path, verify=False).tokenizer_path)
         for engine in (plain, speculative):

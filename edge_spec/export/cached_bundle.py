@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import edge_spec
-from edge_spec.bundle import read_manifest
-from edge_spec.errors import BundleError
+from edge_spec.bundle import open_bundle
+from edge_spec.errors import BundleError, EdgeSpecError
 from edge_spec.export.pair import export_pair
 from edge_spec.export.progress import Progress, silent
 from edge_spec.export.recipe import Device
+from edge_spec.processor import integer_products_saturate
+from edge_spec.user_cache import named_cache, user_cache
 
 
 def cached_bundle(
@@ -30,7 +31,8 @@ def cached_bundle(
 ) -> tuple[Path, tuple[str, ...]]:
     """Return the bundle of these models, exporting it if it is not there yet, and what its export had to say.
 
-    It is exported again when a local model has changed, and by another version of edge-spec. A model on the hub is
+    It is exported again when a local model has changed, by another version of edge-spec, and for a processor with
+    another arithmetic. A model on the hub is
     looked for once: name its revision where that matters.
 
     Args:
@@ -52,6 +54,7 @@ def cached_bundle(
         "draft": None if draft is None else _identity(draft),
         "recipes": [recipe, draft_recipe],
         "device": device,
+        "saturates": integer_products_saturate(),  # then w8a8 weights are stored in another form
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(target).name)[:60].strip(".-") or "model"
@@ -74,16 +77,20 @@ def cached_bundle(
 
 
 def default_folder() -> Path:
-    """Where such bundles lie: in ``EDGE_SPEC_CACHE``, or a place in the user's cache."""
-    if named := os.environ.get("EDGE_SPEC_CACHE"):
-        return Path(named) / "bundles"
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "edge-spec" / "bundles"
+    """Where such bundles lie: in ``EDGE_SPEC_CACHE``, or a place in the user's cache.
+
+    Raises:
+        EdgeSpecError: neither is there.
+    """
+    cache = named_cache() or user_cache()
+    if cache is None:
+        raise EdgeSpecError("There is no home folder to keep bundles in; name a folder by EDGE_SPEC_CACHE.")
+    return cache / "bundles"
 
 
 def _is_whole(path: Path) -> bool:
     try:
-        read_manifest(path)
+        open_bundle(path, verify=False)  # whoever loads it reads every byte
     except BundleError:
         return False
     return True

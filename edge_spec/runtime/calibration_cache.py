@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.runtime.calibration import Calibration
+from edge_spec.user_cache import named_cache, user_cache
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,13 +58,8 @@ def load_or_calibrate(
 
 def default_folder() -> Path | None:
     """Where calibrations lie: ``EDGE_SPEC_CACHE``, or a place in the user's cache; ``None`` for a homeless user."""
-    if named := os.environ.get("EDGE_SPEC_CACHE"):
-        return Path(named)
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return Path(cache) / "edge-spec" / "calibration"
+    cache = user_cache()
+    return named_cache() or (None if cache is None else cache / "calibration")
 
 
 def machine() -> dict[str, Any]:
