@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.rope import Rope
@@ -29,6 +29,15 @@ class LayerAttention:
 
     rope: Rope | None
     window: int | None = None
+
+
+class Scales(TypedDict, total=False):
+    """What a checkpoint says of the factors in an :class:`Architecture`; those that are missing are the usual ones."""
+
+    embedding_scale: float
+    attention_scale: float
+    residual_scale: float
+    logits_scale: float
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ _OTHER_KINDS = {
     **dict.fromkeys(("mamba_d_state", "ssm_cfg", "state_size", "conv_L_cache"), "layers with a state"),
     "cross_attention_layers": "layers that look at pictures",
     "is_encoder_decoder": "an encoder",
+    "use_bidirectional_attention": "attention to the tokens that follow",
     "clip_qkv": "clipped queries, keys and values",
 }
 

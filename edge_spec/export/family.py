@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from edge_spec.errors import UnsupportedError
 from edge_spec.export.architecture import Activation
+
+# Which layers of a model see only the last tokens, if its configuration gives a window and does not list the layers:
+# none ever, all, those from ``max_window_layers`` on, all but every so many, or those with a rotary embedding.
+Windows = Literal["none", "all", "late", "most", "rotated"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,12 @@ class Family:
         gguf_permuted_qk: whether GGUF stores the rows of q and k in interleaved rotary order.
         activation: of the gated MLP.
         qk_norm, post_norms, fused_projections: as in :class:`~edge_spec.export.architecture.Architecture`.
+        windows: which layers have one.
+        local_rope: whether layers with a window have a rotary embedding of their own.
+        skips_rotation: whether some layers have no rotary embedding.
+        scaled_by_size: whether embeddings are multiplied by the root of their size, and scores by that of a size which
+            is not the head's.
+        multipliers: whether the configuration has factors of embeddings, scores, residuals and logits.
         gains_from_one: whether Hugging Face checkpoints store how far norm gains are from one. GGUF stores the gains.
         defaults: what an absent key of ``config.json`` stands for, where it may be absent.
     """
@@ -34,6 +45,11 @@ class Family:
     qk_norm: bool = False
     post_norms: bool = False
     fused_projections: bool = False
+    windows: Windows = "none"
+    local_rope: bool = False
+    skips_rotation: bool = False
+    scaled_by_size: bool = False
+    multipliers: bool = False
     gains_from_one: bool = False
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
 
@@ -56,14 +72,16 @@ _GEMMA3_DEFAULTS = {
 
 FAMILIES: Sequence[Family] = (
     Family("llama", ("llama",), ("llama",), gguf_permuted_qk=True),
-    Family("mistral", ("mistral",), (), defaults={"sliding_window": 4096}),
-    Family("qwen2", ("qwen2",), ("qwen2",), qkv_bias=True),
-    Family("qwen3", ("qwen3",), ("qwen3",), qk_norm=True, defaults={"head_dim": 128}),
+    Family("mistral", ("mistral",), (), windows="all", defaults={"sliding_window": 4096}),
+    Family("qwen2", ("qwen2",), ("qwen2",), qkv_bias=True, windows="late"),
+    Family("qwen3", ("qwen3",), ("qwen3",), qk_norm=True, windows="late", defaults={"head_dim": 128}),
     Family(
         "smollm3",
         ("smollm3",),
         ("smollm3",),
         gguf_permuted_qk=True,
+        windows="rotated",
+        skips_rotation=True,
         defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     ),
     Family(
@@ -73,11 +91,14 @@ FAMILIES: Sequence[Family] = (
         activation="gelu_tanh",
         qk_norm=True,
         post_norms=True,
+        windows="most",
+        local_rope=True,
+        scaled_by_size=True,
         gains_from_one=True,
         defaults=_GEMMA3_DEFAULTS,
     ),
-    Family("phi3", ("phi3",), ("phi3",), fused_projections=True),
-    Family("granite", ("granite",), ("granite",), gguf_permuted_qk=True),
+    Family("phi3", ("phi3",), ("phi3",), fused_projections=True, windows="all"),
+    Family("granite", ("granite",), ("granite",), gguf_permuted_qk=True, multipliers=True),
 )
 
 
@@ -95,10 +116,8 @@ def family_of_model_type(model_type: str, where: str) -> Family:
 def family_of_gguf_architecture(architecture: str, where: str) -> Family:
     """Return the family of a GGUF ``general.architecture``. Raises UnsupportedError, naming ``where``, if unknown."""
     names = {name: family for family in FAMILIES for name in family.gguf_architectures}
-    return _find_family(names, architecture, f"{where}: GGUF architecture")
-
-
-def _find_family(names: Mapping[str, Family], name: str, what: str) -> Family:
-    if name not in names:
-        raise UnsupportedError(f"{what} {name!r} is not supported; supported are {', '.join(names)}")
-    return names[name]
+    if architecture not in names:
+        raise UnsupportedError(
+            f"{where}: GGUF architecture {architecture!r} is not supported; supported are {', '.join(names)}"
+        )
+    return names[architecture]

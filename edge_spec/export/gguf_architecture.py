@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import Architecture, LayerAttention, require_size
+from edge_spec.export.architecture import Architecture, LayerAttention, Scales, require_size
 from edge_spec.export.family import Family
 from edge_spec.export.gguf_facts import GgufFacts
 from edge_spec.export.gguf_file import GgufFile, GgufTensor
@@ -53,7 +53,6 @@ def read_architecture(file: GgufFile, family: Family, context: int | None) -> Ar
     layers = facts.integer("block_count")
     require_size("layers", layers, facts.where)
     context_length = _context_length(facts, tensors, context)
-    scales = _read_scales(facts, family, layers, hidden, heads, head_size)
     architecture = Architecture(
         family=family.name,
         hidden_size=hidden,
@@ -73,10 +72,7 @@ def read_architecture(file: GgufFile, family: Family, context: int | None) -> Ar
         activation=family.activation,
         qk_norm=family.qk_norm,
         post_norms=family.post_norms,
-        embedding_scale=scales.get("embedding_scale", 1.0),
-        attention_scale=scales.get("attention_scale"),
-        residual_scale=scales.get("residual_scale", 1.0),
-        logits_scale=scales.get("logits_scale", 1.0),
+        **_read_scales(facts, family, layers, hidden, heads, head_size),
     )
     facts.refuse_unread()
     return architecture
@@ -115,11 +111,11 @@ def _read_attention(
             f"supported for {family.name}"
         )
     local = rope
-    if family.name == "gemma3":
+    if family.local_rope:
         local = Rope(facts.number("rope.freq_base_swa", _GEMMA_LOCAL_THETA), rope.size, magnitude=rope.magnitude)
     attention = []
     for layer, window in enumerate(_read_windows(facts, family, layers)):
-        rotates = family.name != "smollm3" or (layer + 1) % _SMOLLM3_PATTERN
+        rotates = not family.skips_rotation or (layer + 1) % _SMOLLM3_PATTERN
         kind = rope if window is None else local
         hides = window is not None and window < context
         attention.append(LayerAttention(kind if rotates else None, window if hides else None))
@@ -141,7 +137,7 @@ def _read_windows(facts: GgufFacts, family: Family, layers: int) -> list[int | N
                 f"{facts.where}: attention.sliding_window is {window}, which is not supported for {family.name}"
             )
         return [None] * layers
-    if family.name == "gemma3":
+    if family.windows == "most":
         return [window if slides else None for slides in _gemma_pattern(facts, layers)]
     return [window] * layers
 
@@ -158,20 +154,20 @@ def _gemma_pattern(facts: GgufFacts, layers: int) -> list[bool]:
     return [bool(value) for value in listed]
 
 
-def _read_scales(
-    facts: GgufFacts, family: Family, layers: int, hidden: int, heads: int, head_size: int
-) -> dict[str, float]:
-    """Return what embeddings, scores, residuals and logits are multiplied by, where that is not what is usual."""
-    if family.name == "gemma3":
+def _read_scales(facts: GgufFacts, family: Family, layers: int, hidden: int, heads: int, head_size: int) -> Scales:
+    """Return the factors of a family that has some."""
+    if family.scaled_by_size:
         query_size = hidden // heads if layers == _LAYERS_OF_GEMMA_27B else head_size
         return {"embedding_scale": hidden**0.5, "attention_scale": query_size**-0.5}
-    if family.name != "granite":
-        return {}
-    scales = {
-        "embedding_scale": facts.optional_number("embedding_scale"),
-        "attention_scale": facts.optional_number("attention.scale"),
-        "residual_scale": facts.optional_number("residual_scale"),
-    }
-    divisor = facts.optional_number("logit_scale")
-    scales["logits_scale"] = None if divisor is None else 1 / divisor
-    return {name: scale for name, scale in scales.items() if scale is not None}
+    scales: Scales = {}
+    if not family.multipliers:
+        return scales
+    if (scale := facts.optional_number("embedding_scale")) is not None:
+        scales["embedding_scale"] = scale
+    if (scale := facts.optional_number("attention.scale")) is not None:
+        scales["attention_scale"] = scale
+    if (scale := facts.optional_number("residual_scale")) is not None:
+        scales["residual_scale"] = scale
+    if (divisor := facts.optional_number("logit_scale")) is not None:
+        scales["logits_scale"] = 1 / divisor
+    return scales

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.architecture import Activation, Architecture, LayerAttention, require_size
-from edge_spec.export.family import Family, family_of_model_type
+from edge_spec.export.architecture import Activation, Architecture, LayerAttention, Scales, require_size
+from edge_spec.export.family import Family, Windows, family_of_model_type
 from edge_spec.export.metadata import Metadata
 from edge_spec.export.rope import Rope
 from edge_spec.export.rope_scaling import longrope_context, rope_from_config
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
-# Families whose layers differ in what they see, and say so in ``layer_types``.
-_MIXED = ("qwen2", "qwen3", "gemma3", "smollm3")
+# Of families whose layers differ in what they see, and say so in ``layer_types``.
+_MIXED: tuple[Windows, ...] = ("late", "most", "rotated")
 
 _ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
 }
-
-# What would change every score or logit and is not built.
-_NOT_BUILT = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
 def text_config(config: Metadata) -> Metadata:
@@ -44,7 +41,7 @@ def read_architecture(config: Metadata, context: int | None) -> tuple[Family, Ar
     """Return the family and the sizes of a model.
 
     Args:
-        config: the configuration of its language model.
+        config: the configuration of its language model, which :func:`check_config` has passed.
         context: positions that are wanted; ``None`` for what the model was trained for.
 
     Raises:
@@ -56,7 +53,7 @@ def read_architecture(config: Metadata, context: int | None) -> tuple[Family, Ar
     # A window that is set to null is none; any other null is an absent key.
     given = {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
     config = Metadata({**family.defaults, **given}, where)
-    _refuse_what_is_not_built(config, family)
+    _require_activation(config, family)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_size = config.integer("head_dim", max(1, hidden // heads))
     require_size("head_size", head_size, where)
@@ -64,12 +61,6 @@ def read_architecture(config: Metadata, context: int | None) -> tuple[Family, Ar
     require_size("layers", layers, where)
     context_length = _context_length(config, context)
     attention_bias = config.flag("attention_bias", False)
-    is_gemma, is_granite = family.name == "gemma3", family.name == "granite"
-    attention_scale = None
-    if is_gemma:
-        attention_scale = config.number("query_pre_attn_scalar") ** -0.5
-    elif is_granite:
-        attention_scale = config.number("attention_multiplier", 1.0)
     return family, Architecture(
         family=family.name,
         hidden_size=hidden,
@@ -89,29 +80,35 @@ def read_architecture(config: Metadata, context: int | None) -> tuple[Family, Ar
         activation=family.activation,
         qk_norm=family.qk_norm,
         post_norms=family.post_norms,
-        embedding_scale=hidden**0.5 if is_gemma else config.number("embedding_multiplier", 1.0) if is_granite else 1.0,
-        attention_scale=attention_scale,
-        residual_scale=config.number("residual_multiplier", 1.0) if is_granite else 1.0,
-        logits_scale=1 / config.number("logits_scaling", 1.0) if is_granite else 1.0,
+        **_read_scales(config, family, hidden),
     )
 
 
-def _refuse_what_is_not_built(config: Metadata, family: Family) -> None:
-    where = config.where
-    if config.get("quantization_config"):
-        raise UnsupportedError(
-            f"{where}: the checkpoint is quantized (quantization_config); give the original one in bfloat16, "
-            "float16 or float32, or a GGUF file"
-        )
-    for key in _NOT_BUILT:
-        if config.get(key):
-            raise UnsupportedError(f"{where}: {key} is {config[key]!r}, which is not supported")
+def _require_activation(config: Metadata, family: Family) -> None:
+    known = _ACTIVATIONS[family.activation]
     for key in ("hidden_activation", "hidden_act"):
-        known = _ACTIVATIONS[family.activation]
         if config.get(key) is not None and config.text(key) not in known:
             raise UnsupportedError(
-                f"{where}: {key} {config[key]!r} is not supported; supported for {family.name} are {', '.join(known)}"
+                f"{config.where}: {key} {config[key]!r} is not supported; supported for {family.name} are "
+                f"{', '.join(known)}"
             )
+
+
+def _read_scales(config: Metadata, family: Family, hidden: int) -> Scales:
+    """Return the factors of a family that has some."""
+    if family.scaled_by_size:
+        return {
+            "embedding_scale": hidden**0.5,
+            "attention_scale": config.number("query_pre_attn_scalar") ** -0.5,
+        }
+    if family.multipliers:
+        return {
+            "embedding_scale": config.number("embedding_multiplier", 1.0),
+            "attention_scale": config.number("attention_multiplier", 1.0),
+            "residual_scale": config.number("residual_multiplier", 1.0),
+            "logits_scale": 1 / config.number("logits_scaling", 1.0),
+        }
+    return {}
 
 
 def _context_length(config: Metadata, wanted: int | None) -> int:
@@ -133,8 +130,8 @@ def _read_attention(
     if window is not None and window >= context:
         window = None
     ropes = {_FULL: rope_from_config(config, head_size, context)}
-    ropes[_SLIDING] = _local_rope(config, head_size, context) if family.name == "gemma3" else ropes[_FULL]
-    rotated = _rotated_layers(config, layers) if family.name == "smollm3" else [True] * layers
+    ropes[_SLIDING] = _local_rope(config, head_size, context) if family.local_rope else ropes[_FULL]
+    rotated = _rotated_layers(config, layers) if family.skips_rotation else [True] * layers
     return tuple(
         LayerAttention(ropes[kind] if rotates else None, window if kind == _SLIDING else None)
         for kind, rotates in zip(types, rotated, strict=True)
@@ -142,7 +139,7 @@ def _read_attention(
 
 
 def _local_rope(config: Metadata, head_size: int, context: int) -> Rope:
-    """The rotary embedding of Gemma's layers that see a window only."""
+    """The rotary embedding of layers that see a window only."""
     parameters = config.get("rope_parameters")
     if isinstance(parameters, Mapping) and _SLIDING in parameters:
         return rope_from_config(config, head_size, context, _SLIDING)
@@ -154,14 +151,14 @@ def _local_rope(config: Metadata, head_size: int, context: int) -> Rope:
 def _layer_types(config: Metadata, family: Family, layers: int) -> list[str]:
     """Return for each layer whether it sees all tokens or a window."""
     listed = config.get("layer_types")
-    if family.name not in _MIXED and (
+    if family.windows not in _MIXED and (
         config.flag("use_sliding_window", False) or (isinstance(listed, list) and _SLIDING in listed)
     ):
         raise UnsupportedError(
             f"{config.where}: 'use_sliding_window' or 'layer_types' asks for sliding-window attention in some layers, "
             f"which a {family.name} does not have"
         )
-    if family.name in _MIXED and listed is not None:
+    if family.windows in _MIXED and listed is not None:
         if not isinstance(listed, list) or len(listed) != layers:
             given = f"{len(listed)} entries" if isinstance(listed, list) else repr(listed)
             raise CheckpointError(
@@ -174,21 +171,21 @@ def _layer_types(config: Metadata, family: Family, layers: int) -> list[str]:
                     f"{_SLIDING}"
                 )
         return listed
-    if family.name in ("mistral", "phi3"):
+    if family.windows == "all":
         return [_FULL if config.get("sliding_window") is None else _SLIDING] * layers
-    if family.name in ("qwen2", "qwen3") and config.flag("use_sliding_window", False):
+    if family.windows == "late" and config.flag("use_sliding_window", False):
         first = config.integer("max_window_layers", 28, minimum=0)
         return [_SLIDING if layer >= first else _FULL for layer in range(layers)]
-    if family.name == "gemma3":
+    if family.windows == "most":
         pattern = config.integer("sliding_window_pattern")
         return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(layers)]
-    if family.name == "smollm3" and config.flag("use_sliding_window", False):
+    if family.windows == "rotated" and config.flag("use_sliding_window", False):
         return [_FULL if rotates else _SLIDING for rotates in _rotated_layers(config, layers)]
     return [_FULL] * layers
 
 
 def _rotated_layers(config: Metadata, layers: int) -> list[bool]:
-    """Return for each layer of a SmolLM3 whether it has a rotary embedding."""
+    """Return for each layer, of which some have none, whether it has a rotary embedding."""
     listed = config.get("no_rope_layers")
     if listed is None:
         interval = config.integer("no_rope_layer_interval")
