@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulated_device import Device, Text, controlled_speed, fixed_speed
+from edge_spec.runtime.acceptance import AcceptanceTable
+from edge_spec.runtime.context import Context
+from edge_spec.runtime.controller import Controller
+from edge_spec.runtime.goodput import Goodput, ProbingCredit
+from edge_spec.runtime.proposal import Proposal
+from edge_spec.runtime.sampling_params import SamplingParams
+from simulated_device import Device, SimulatedDraft, Text, controlled_speed, fixed_speed
 
 TOKENS = 1500
 
@@ -35,6 +41,45 @@ def test_comes_within_five_percent_of_the_best_fixed_choice(curve: str, step: fl
     best = max(speeds, key=lambda drafted: speeds[drafted])
     allowed = 0.98 if best == 0 else 0.95
     assert controlled_speed(device, text, TOKENS) >= allowed * speeds[best]
+
+
+# While others wait
+
+
+def first_proposal(acceptance: float, waiting: int, everybody: Goodput | None = None, saved: float = 0.0) -> Proposal:
+    """What is proposed behind 200 tokens, of which the draft has read all but the last, with credit for probes."""
+    device = Device({1: 0.1, 2: 0.1, 64: 0.4}, step=0.02)
+    text = Text(np.ones(400, bool), np.full(400, acceptance))
+    table = AcceptanceTable()
+    table.record([(("model", "greedy", 0, int(acceptance * 10)), index < acceptance * 40) for index in range(40)])
+    credit = ProbingCredit()
+    credit.seconds = saved
+    controller = Controller(
+        device.costs(),
+        table,
+        credit,
+        model=SimulatedDraft(device, text, read=199),  # type: ignore[arg-type]
+        clock=lambda: device.now,
+        everybody=everybody,
+        waiting=lambda: waiting,
+    )
+    return controller.propose(Context([0] * 200, SamplingParams()), (), 100)
+
+
+def test_nothing_is_tried_for_the_sake_of_knowing_while_others_wait() -> None:
+    assert len(first_proposal(0.05, waiting=0, saved=10.0)) == 1  # a probe
+    assert len(first_proposal(0.05, waiting=1, saved=10.0)) == 0
+
+
+def test_what_pays_is_drafted_although_others_wait() -> None:
+    assert len(first_proposal(0.95, waiting=3)) > 1
+
+
+def test_while_others_wait_time_is_worth_what_the_whole_engine_makes_of_it() -> None:
+    fast = Goodput(60.0)  # six times the speed of plain decoding
+    alone, together = first_proposal(0.7, 0, fast), first_proposal(0.7, 2, fast)
+    assert len(alone) > 0
+    assert len(together) == 0
 
 
 if __name__ == "__main__":
