@@ -43,7 +43,7 @@ SMALL = Architecture(
     heads=8,
     kv_heads=2,
     head_size=128,
-    vocab_size=32768,
+    logits_size=32768,
     context_length=4096,
     norm_epsilon=1e-6,
     attention=_attention(2),
@@ -59,7 +59,7 @@ SIZES = {
         hidden_size=1536,
         intermediate_size=8960,
         heads=12,
-        vocab_size=151936,
+        logits_size=151936,
         context_length=32768,
         tied_embeddings=True,
     ),
@@ -70,7 +70,7 @@ SIZES = {
         intermediate_size=18944,
         heads=28,
         kv_heads=4,
-        vocab_size=152064,
+        logits_size=152064,
         context_length=32768,
     ),
 }
@@ -112,7 +112,7 @@ def _write_safetensors(folder: Path, facts: Architecture, progress: Progress) ->
                 file.write(piece.data)
     progress(len(shapes), len(shapes))
     (folder / "config.json").write_text(json.dumps(_config(facts)))
-    vocabulary, merges = _vocabulary(facts.vocab_size)
+    vocabulary, merges = _vocabulary(facts.logits_size)
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(vocabulary)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -129,7 +129,7 @@ def _config(facts: Architecture) -> Mapping[str, object]:
         "num_attention_heads": facts.heads,
         "num_key_value_heads": facts.kv_heads,
         "head_dim": facts.head_size,
-        "vocab_size": facts.vocab_size,
+        "vocab_size": facts.logits_size,
         "max_position_embeddings": facts.context_length,
         "rms_norm_eps": facts.norm_epsilon,
         "rope_theta": facts.ropes[0].theta,
@@ -151,7 +151,7 @@ def _write_gguf(folder: Path, facts: Architecture, progress: Progress) -> Path:
         writer.add_uint32(f"{facts.family}.{key}", number)
     writer.add_float32(f"{facts.family}.attention.layer_norm_rms_epsilon", facts.norm_epsilon)
     writer.add_float32(f"{facts.family}.rope.freq_base", facts.ropes[0].theta)
-    vocabulary, merges = _vocabulary(facts.vocab_size)
+    vocabulary, merges = _vocabulary(facts.logits_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(vocabulary)

@@ -142,7 +142,7 @@ def _write_huggingface(folder: Path, gguf: Path) -> Path:
         "num_attention_heads": facts.heads,
         "num_key_value_heads": facts.kv_heads,
         "head_dim": facts.head_size,
-        "vocab_size": facts.vocab_size,
+        "vocab_size": facts.logits_size,
         "max_position_embeddings": facts.context_length,
         "rms_norm_eps": facts.norm_epsilon,
         "rope_theta": 10000.0,

@@ -34,8 +34,8 @@ def opened(folder: Path, **changes: Any) -> Checkpoint:
 def logits_of(checkpoint: Checkpoint, conditioner: Conditioner | None) -> np.ndarray:
     """Logits of ``IDS`` in float32, through the weights as they are or as they are packed."""
     facts = checkpoint.architecture
-    embedding = checkpoint.rows("embed_tokens.weight", 0, facts.vocab_size)
-    head = embedding if facts.tied_embeddings else checkpoint.rows("lm_head.weight", 0, facts.vocab_size)
+    embedding = checkpoint.rows("embed_tokens.weight", 0, facts.logits_size)
+    head = embedding if facts.tied_embeddings else checkpoint.rows("lm_head.weight", 0, facts.logits_size)
     gain = checkpoint.tensor("norm.weight")
     if conditioner is not None:
         embedding, head = conditioner.embedding_rows(embedding), conditioner.head_rows(head, gain)

@@ -58,11 +58,11 @@ VALUES = st.one_of(
 def own_logits(checkpoint: HuggingFaceCheckpoint, tokens: int) -> npt.NDArray[np.float32]:
     """Logits of the first tokens by the reference that exports are measured against, float32 [tokens, vocab]."""
     facts = checkpoint.architecture
-    reference = Float32Reference(facts, checkpoint.rows("embed_tokens.weight", 0, facts.vocab_size)[IDS[:tokens]])
+    reference = Float32Reference(facts, checkpoint.rows("embed_tokens.weight", 0, facts.logits_size)[IDS[:tokens]])
     for layer in range(facts.layers):
         reference.run_layer(read_layer(checkpoint, layer))
     hidden = reference.final_hidden(read_final_norm(checkpoint))
-    logits: npt.NDArray[np.float32] = hidden @ checkpoint.rows("lm_head.weight", 0, facts.vocab_size).T
+    logits: npt.NDArray[np.float32] = hidden @ checkpoint.rows("lm_head.weight", 0, facts.logits_size).T
     return logits
 
 

@@ -117,7 +117,7 @@ def test_lm_head_is_the_embedding_unless_the_file_has_its_own(tmp_path: Path) ->
 def test_architecture_facts(tmp_path: Path) -> None:
     facts = GgufCheckpoint(write_variant(tmp_path, context_length=777, rope__freq_base=5e5)).architecture
     assert (facts.layers, facts.heads, facts.kv_heads, facts.head_size) == (1, HEADS, KV_HEADS, HEAD_SIZE)
-    assert (facts.vocab_size, facts.context_length) == (300, 777)
+    assert (facts.logits_size, facts.context_length) == (300, 777)
     assert facts.norm_epsilon == pytest.approx(1e-5)
     assert facts.ropes == (Rope(5e5, HEAD_SIZE),)
 
@@ -380,7 +380,7 @@ def test_real_files(
     checkpoint = GgufCheckpoint(real_weights(name))
     facts = checkpoint.architecture
     assert (facts.layers, facts.hidden_size, facts.heads, facts.kv_heads) == (layers, hidden, heads, kv_heads)
-    assert (facts.head_size, facts.vocab_size, facts.ropes[0].theta) == (head_size, vocab_size, theta)
+    assert (facts.head_size, facts.logits_size, facts.ropes[0].theta) == (head_size, vocab_size, theta)
     assert facts.tied_embeddings is tied
     weight = checkpoint.tensor("layers.0.mlp.down_proj.weight")
     assert np.isfinite(weight).all()

@@ -156,7 +156,7 @@ def test_names_are_those_of_the_gguf_package(family: Any) -> None:
         heads=1,
         kv_heads=1,
         head_size=8,
-        vocab_size=8,
+        logits_size=8,
         context_length=8,
         norm_epsilon=1e-5,
         attention=(LayerAttention(None),) * 3,

@@ -106,7 +106,7 @@ def test_every_tensor_equals_what_transformers_saved(tmp_path: Path, dtype: torc
 def test_llama_facts(folder: Path) -> None:
     facts = HuggingFaceCheckpoint(folder).architecture
     assert (facts.family, facts.layers, facts.hidden_size, facts.intermediate_size) == ("llama", 2, 32, 48)
-    assert (facts.heads, facts.kv_heads, facts.head_size, facts.vocab_size) == (2, 1, 16, 40)
+    assert (facts.heads, facts.kv_heads, facts.head_size, facts.logits_size) == (2, 1, 16, 40)
     assert (facts.context_length, facts.norm_epsilon) == (256, 1e-6)
     assert (facts.tied_embeddings, facts.qkv_bias, facts.output_bias, facts.mlp_bias) == (False, False, False, False)
     assert facts.attention == (LayerAttention(Rope(10000.0, 16)),) * 2

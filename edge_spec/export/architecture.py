@@ -47,7 +47,7 @@ class Architecture:
     Attributes:
         family: name of the :class:`~edge_spec.export.family.Family`.
         context_length: positions the checkpoint was trained for, or fewer if an export asks for fewer.
-        vocab_size: rows of the embedding, padding rows included.
+        logits_size: rows of lm_head, those of padding ids included.
         attention: one entry for each layer.
         tied_embeddings: whether lm_head is the embedding.
         qkv_bias, output_bias, mlp_bias: which projections carry a bias.
@@ -59,7 +59,7 @@ class Architecture:
         attention_scale: what scores are multiplied by; ``None`` for 1 / sqrt(head_size).
         residual_scale: what the outputs of attention and MLP are multiplied by.
         logits_scale: what logits are multiplied by.
-        embedding_rows: rows of the embedding where they are not those of lm_head, whose number is then ``vocab_size``.
+        embedding_rows: rows of the embedding where they are not as many; ``None`` where they are.
     """
 
     family: str
@@ -68,7 +68,7 @@ class Architecture:
     heads: int
     kv_heads: int
     head_size: int
-    vocab_size: int
+    logits_size: int
     context_length: int
     norm_epsilon: float
     attention: tuple[LayerAttention, ...]
@@ -106,7 +106,7 @@ def check_sizes(architecture: Architecture, where: str) -> None:
     """Raise CheckpointError, naming the file ``where``, if the sizes contradict each other."""
     facts = architecture
     for name in LARGEST_SIZES:
-        require_size(name, getattr(facts, "vocab_size" if name == "logits_size" else name), where)
+        require_size(name, getattr(facts, name), where)
     if facts.heads % facts.kv_heads:
         raise CheckpointError(f"{where}: {facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")
     for rope in facts.ropes:
@@ -123,7 +123,7 @@ def check_sizes(architecture: Architecture, where: str) -> None:
             f"{where}: a context of {facts.context_length} needs a rotary table of {table} elements; supported are "
             f"{_LARGEST_TABLE}"
         )
-    widest = max(facts.intermediate_size, facts.vocab_size, facts.heads * facts.head_size)
+    widest = max(facts.intermediate_size, facts.logits_size, facts.heads * facts.head_size)
     if widest * facts.hidden_size > _LARGEST_MATRIX:
         raise UnsupportedError(f"{where}: a matrix of {widest} x {facts.hidden_size} is larger than any supported")
 
@@ -138,7 +138,7 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor a checkpoint of this architecture must hold."""
     facts = architecture
     hidden = facts.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (facts.vocab_size, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (facts.logits_size, hidden)}
     for layer in range(facts.layers):
         prefix = f"layers.{layer}."
         for name, size in _norm_sizes(facts).items():
@@ -149,7 +149,7 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
                 shapes[f"{prefix}{name}.bias"] = (rows,)
     shapes["norm.weight"] = (hidden,)
     if not facts.tied_embeddings:
-        shapes["lm_head.weight"] = (facts.vocab_size, hidden)
+        shapes["lm_head.weight"] = (facts.logits_size, hidden)
     return shapes
 
 

@@ -134,7 +134,7 @@ def _ranking(draft: Checkpoint, text: str, progress: Progress) -> Ids:
     read = [*encode_text(vocabulary, TEXT, draft.source), *encode_text(vocabulary, MORE_TEXT, draft.source)]
     counted = encode_text(vocabulary, text, draft.source)[:_COUNTED] if text else []
     read = [*counted[: _READ - len(read)], *read] if len(read) < _READ else read
-    counts = np.bincount(np.array(counted, np.int64), minlength=facts.vocab_size).astype(np.float64)
+    counts = np.bincount(np.array(counted, np.int64), minlength=facts.logits_size).astype(np.float64)
     counts[read] += 0.5  # what the model read comes next
     shares = expected_shares(draft, np.array(read, np.int64)[: facts.context_length], progress)
     return ranked(shares, counts)

@@ -60,7 +60,7 @@ def read_architecture(file: GgufFile, family: Family, context: int | None) -> Ar
         heads=heads,
         kv_heads=facts.integer("attention.head_count_kv", heads),
         head_size=head_size,
-        vocab_size=tensors["token_embd.weight"].shape[0],
+        logits_size=tensors["token_embd.weight"].shape[0],
         context_length=context_length,
         norm_epsilon=facts.number("attention.layer_norm_rms_epsilon"),
         attention=_read_attention(facts, file, family, layers, head_size, context_length),

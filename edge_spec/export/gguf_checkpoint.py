@@ -66,7 +66,7 @@ class GgufCheckpoint:
             CheckpointError: the tokenizer's metadata is incomplete or inconsistent.
             UnsupportedError: the kind of tokenizer or its pre-tokenizer is not supported.
         """
-        return read_vocabulary(self._file.metadata, self.architecture.vocab_size)
+        return read_vocabulary(self._file.metadata, self.architecture.logits_size)
 
     def tensor(self, name: str) -> Float32Array:
         """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""

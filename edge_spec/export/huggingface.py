@@ -51,7 +51,7 @@ class HuggingFaceCheckpoint:
             CheckpointError: a file is damaged, or tokens reach beyond the embedding.
             UnsupportedError: there is no tokenizer.json.
         """
-        return self._folder.vocabulary(self.architecture.vocab_size)
+        return self._folder.vocabulary(self.architecture.logits_size)
 
     def tensor(self, name: str) -> Float32Array:
         """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""

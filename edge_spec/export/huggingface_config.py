@@ -68,7 +68,7 @@ def read_architecture(config: Metadata, context: int | None) -> tuple[Family, Ar
         heads=heads,
         kv_heads=config.integer("num_key_value_heads", heads),
         head_size=head_size,
-        vocab_size=config.integer("vocab_size"),
+        logits_size=config.integer("vocab_size"),
         context_length=context_length,
         norm_epsilon=config.number("rms_norm_eps"),
         attention=_read_attention(config, family, layers, head_size, context_length),

@@ -69,7 +69,7 @@ def class_matrices(architecture: Architecture) -> dict[str, tuple[MatrixShape, .
     """Return the matrices of each layer class, as the graph runs them."""
     facts = architecture
     hidden, attended = facts.hidden_size, facts.heads * facts.head_size
-    head = min(facts.vocab_size, _MOST_OUTPUTS)
+    head = min(facts.logits_size, _MOST_OUTPUTS)
     return {
         "attention": (
             MatrixShape((facts.heads + 2 * facts.kv_heads) * facts.head_size, hidden, facts.layers),
@@ -77,7 +77,7 @@ def class_matrices(architecture: Architecture) -> dict[str, tuple[MatrixShape, .
         ),
         "mlp_up": (MatrixShape(2 * facts.intermediate_size, hidden, facts.layers),),
         "mlp_down": (MatrixShape(hidden, facts.intermediate_size, facts.layers, mixed=True),),
-        "lm_head": (MatrixShape(head, hidden, facts.vocab_size / head),),
+        "lm_head": (MatrixShape(head, hidden, facts.logits_size / head),),
     }
 
 

@@ -139,7 +139,7 @@ def _pack(
 
     final_norm = read_final_norm(checkpoint)
     hidden = None if reference is None else reference.final_hidden(final_norm)
-    logits = None if hidden is None else np.empty((len(hidden), facts.vocab_size), np.float32)
+    logits = None if hidden is None else np.empty((len(hidden), facts.logits_size), np.float32)
     head_name = "embed_tokens.weight" if facts.tied_embeddings else "lm_head.weight"
 
     def read_head_rows(start: int, stop: int) -> Float32Array:
@@ -151,10 +151,10 @@ def _pack(
     def read_embedding_rows(start: int, stop: int) -> Float32Array:
         return conditioner.embedding_rows(checkpoint.rows("embed_tokens.weight", start, stop))
 
-    vocabulary_shape = (facts.vocab_size, facts.hidden_size)
+    vocabulary_shape = (facts.logits_size, facts.hidden_size)
     lm_head = packer.lm_head(vocabulary_shape, read_head_rows, conditioner.head_importance(final_norm))
     progress(stage, facts.layers + 1, steps)
-    embedding_shape = (facts.embedding_rows or facts.vocab_size, facts.hidden_size)
+    embedding_shape = (facts.embedding_rows or facts.logits_size, facts.hidden_size)
     embedding = packer.embedding(embedding_shape, read_embedding_rows, lm_head if facts.tied_embeddings else None)
     model = PackedModel(
         embedding=embedding,
@@ -222,7 +222,7 @@ def _describe(facts: Architecture) -> ArchitectureRecord:
         heads=facts.heads,
         kv_heads=facts.kv_heads,
         head_size=facts.head_size,
-        logits_size=facts.vocab_size,
+        logits_size=facts.logits_size,
         context_length=facts.context_length,
         ropes=tuple(
             RopeRecord(

@@ -38,7 +38,7 @@ _UNLIMITED = 2048
 class ConfiguredSizes:
     """What the configuration says of a model and its graph does not."""
 
-    vocab_size: int
+    logits_size: int
     context_length: int
     heads: int
 
@@ -84,7 +84,7 @@ class OptimumCheckpoint:
             CheckpointError: a file is damaged, or tokens reach beyond the embedding.
             UnsupportedError: there is no tokenizer.json.
         """
-        return self._folder.vocabulary(self.architecture.vocab_size)
+        return self._folder.vocabulary(self.architecture.logits_size)
 
     def sha256(self) -> str:
         """Return the hex digest of the weight files' contents, in the order of their names."""

@@ -78,10 +78,10 @@ def export_optimum_model(
         )
         ir.save(graph, folder / _GRAPH)
     shutil.rmtree(traced)
-    if sizes.logits_size != checkpoint.architecture.vocab_size:
+    if sizes.logits_size != checkpoint.architecture.logits_size:
         raise CheckpointError(
             f"{checkpoint.source} has {sizes.logits_size} logits, but a vocabulary of "
-            f"{checkpoint.architecture.vocab_size}"
+            f"{checkpoint.architecture.logits_size}"
         )
 
     quality = None

@@ -201,8 +201,8 @@ def _checked_template(template: str, source: str) -> bytes:
 
 def _padding_notes(target: AnyCheckpoint, draft: AnyCheckpoint | None) -> Iterator[str]:
     """What there is to say about rows of the vocabularies that are no ids."""
-    rows, size = target.architecture.vocab_size, target.vocabulary.size
-    if draft is not None and draft.architecture.vocab_size != rows:
-        yield f"Their vocabularies are padded to {rows:,} and {draft.architecture.vocab_size:,} rows."
+    rows, size = target.architecture.logits_size, target.vocabulary.size
+    if draft is not None and draft.architecture.logits_size != rows:
+        yield f"Their vocabularies are padded to {rows:,} and {draft.architecture.logits_size:,} rows."
     if size < rows:
         yield f"Ids {size:,} to {rows - 1:,} are padding and are never sampled."

@@ -46,8 +46,8 @@ class RespelledCheckpoint:
         self.source = checkpoint.source
         self.architecture: Architecture = replace(
             facts,
-            vocab_size=len(columns),
-            embedding_rows=facts.vocab_size if pieces is None else len(pieces),
+            logits_size=len(columns),
+            embedding_rows=facts.logits_size if pieces is None else len(pieces),
             tied_embeddings=False,
         )
         self.default_sampling: Mapping[str, float] = checkpoint.default_sampling

@@ -41,9 +41,9 @@ def expected_shares(
         reference.run_layer(read_layer(checkpoint, index))
     hidden = reference.final_hidden(read_final_norm(checkpoint)) / np.float32(_TEMPERATURE)
     name = "embed_tokens.weight" if facts.tied_embeddings else "lm_head.weight"
-    logits = np.empty((facts.vocab_size, len(hidden)), np.float32)
-    for start in range(0, facts.vocab_size, _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, facts.vocab_size)
+    logits = np.empty((facts.logits_size, len(hidden)), np.float32)
+    for start in range(0, facts.logits_size, _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, facts.logits_size)
         np.matmul(checkpoint.rows(name, start, stop), hidden.T, out=logits[start:stop])
     logits -= logits.max(axis=0)
     np.exp(logits, out=logits)
