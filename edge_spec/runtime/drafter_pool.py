@@ -166,7 +166,7 @@ class DrafterPool:
         if name not in ("auto", "off", *self.names, *own):
             known = ", ".join(repr(known) for known in ("auto", "off", *self.names, *own))
             hints = {"model": " This bundle has no draft model.", "grammar": " This request has no grammar."}
-            hint = hints.get(name, "")
+            hint = "".join(text for one, text in hints.items() if one == name)  # what is no name may have no hash
             raise RequestError(f"speculation is {name!r}, expected one of {known}.{hint}")
         if name == "off" or max_draft == 0:
             return None
