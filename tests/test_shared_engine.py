@@ -181,6 +181,8 @@ def test_statistics_of_an_engine_are_the_sums_of_its_answers(tiny_bundle: Bundle
         assert totals.memory.target_caches > 0
         record = totals.to_dict()
         assert record["mean_accepted_length"] == totals.new_tokens / totals.rounds
+        drafted, accepted = totals.drafted_by_position, totals.accepted_by_position
+        assert record["acceptance_by_position"] == [a / d for a, d in zip(accepted, drafted, strict=True)]
         assert record["memory"]["resident"] > 0
         totals.accepted_by_drafter.clear()
         assert sum(engine.statistics().accepted_by_drafter.values()) == totals.accepted

@@ -17,7 +17,7 @@ class CallBuffers:
 
     Attributes:
         binding: the session's binding, with all of it bound but the KV cache.
-        logits: float32 [logit_rows, vocab], written by the call.
+        logits: float32 [logit_rows, columns], written by the call.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class CallBuffers:
         rows: int,
         bias_type: Any,
         logits: npt.NDArray[np.float32],
-        vocab_size: int,
+        columns: int,
     ) -> None:
         """Allocate the inputs and bind them.
 
@@ -37,7 +37,7 @@ class CallBuffers:
             rows: tokens of a call.
             bias_type: numpy type of a tree's bias; ``None`` if the graph takes chains only.
             logits: float32 [logit_rows, logits_size], memory for the output, contiguous.
-            vocab_size: columns of it that count.
+            columns: how many of its columns stand for ids.
         """
         self._ort = onnxruntime
         self.binding = binding
@@ -56,7 +56,7 @@ class CallBuffers:
             self._masked = False
         shape = [1, logit_rows, logits_size]
         binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
-        self.logits = logits[:, :vocab_size]
+        self.logits = logits[:, :columns]
 
     def fill(
         self, token_ids: Sequence[int], logit_rows: Sequence[int], positions: Sequence[int] | None, cached: int
@@ -104,11 +104,11 @@ class ChainCallBuffers:
 
     Attributes:
         binding: the session's binding, with all of it bound but the KV cache and the new rows.
-        logits: float32 [logit_rows, vocab], written by the call.
+        logits: float32 [logit_rows, columns], written by the call.
     """
 
     def __init__(
-        self, onnxruntime: Any, binding: Any, rows: int, logits: npt.NDArray[np.float32], vocab_size: int
+        self, onnxruntime: Any, binding: Any, rows: int, logits: npt.NDArray[np.float32], columns: int
     ) -> None:
         """Allocate the inputs and bind them; arguments as of :class:`CallBuffers`."""
         self.binding = binding
@@ -119,7 +119,7 @@ class ChainCallBuffers:
         self._wanted = _bound(onnxruntime, binding, "logit_rows", [self._logit_rows], np.int64).data
         shape = [1, self._logit_rows, logits_size]
         binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
-        self.logits = logits[:, :vocab_size]
+        self.logits = logits[:, :columns]
 
     def fill(
         self, token_ids: Sequence[int], logit_rows: Sequence[int], positions: Sequence[int] | None, cached: int

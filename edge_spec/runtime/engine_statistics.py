@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any
 
 from edge_spec.runtime.completion import Completion
-from edge_spec.runtime.statistics import add_elementwise
+from edge_spec.runtime.statistics import AcceptanceFigures, add_elementwise
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EngineMemory:
 
 
 @dataclass(frozen=True)
-class EngineStatistics:
+class EngineStatistics(AcceptanceFigures):
     """Counts and times over all finished generations of an engine; times are in seconds.
 
     Attributes:
@@ -62,16 +62,6 @@ class EngineStatistics:
     total_seconds: float = 0.0
 
     @property
-    def mean_accepted_length(self) -> float:
-        """Tokens emitted per target call, the target's own included; 1 without speculation, 0 before the first."""
-        return self.new_tokens / self.rounds if self.rounds else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the proposed tokens that were emitted; 0 if nothing was proposed."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
     def tokens_per_second(self) -> float:
         """New tokens by the time spent on rounds, those of the first rounds included; 0 before the first."""
         seconds = self.total_seconds - self.prefill_seconds
@@ -79,7 +69,7 @@ class EngineStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, times and the figures derived from them, ready for JSON."""
-        derived = ("mean_accepted_length", "acceptance_rate", "tokens_per_second")
+        derived = ("mean_accepted_length", "acceptance_rate", "acceptance_by_position", "tokens_per_second")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 

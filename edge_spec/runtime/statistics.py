@@ -10,8 +10,37 @@ from edge_spec.runtime.loop import Round
 from edge_spec.runtime.pressure import MemoryEvent
 
 
+class AcceptanceFigures:
+    """What follows from the counts of one generation, or of many."""
+
+    new_tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens emitted per target call, the target's own included; 1 without speculation, 0 before the first."""
+        return self.new_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the proposed tokens that were emitted; 0 if nothing was proposed."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of the rounds that proposed a token at each position that emitted one there."""
+        return [
+            accepted / drafted
+            for accepted, drafted in zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        ]
+
+
 @dataclass
-class Statistics:
+class Statistics(AcceptanceFigures):
     """Counts and times of one generation. What lies behind the end of the text does not count; times are in seconds.
 
     Attributes:
@@ -95,24 +124,6 @@ class Statistics:
         self.draft_seconds += timing.draft_seconds
         self.verify_seconds += timing.verify_seconds
         self.overhead_seconds += timing.total_seconds - timing.draft_seconds - timing.verify_seconds
-
-    @property
-    def mean_accepted_length(self) -> float:
-        """Tokens emitted per target call, the target's own included; 1 without speculation."""
-        return self.new_tokens / self.rounds if self.rounds else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the proposed tokens that were emitted; 0 if nothing was proposed."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def acceptance_by_position(self) -> list[float]:
-        """Share of the rounds that proposed a token at each position that emitted one there."""
-        return [
-            accepted / drafted
-            for accepted, drafted in zip(self.accepted_by_position, self.drafted_by_position, strict=True)
-        ]
 
     @property
     def tokens_per_second(self) -> float:

@@ -121,7 +121,7 @@ class ChatRequest(GenerationFields):
         Args:
             context: most tokens of prompt and answer, which are the limit where the request has none.
         """
-        options = self.sampling()
+        options = self.common_options()
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         options["max_new_tokens"] = min([*limits, context])
         options["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None

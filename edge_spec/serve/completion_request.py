@@ -50,6 +50,6 @@ class CompletionRequest(GenerationFields):
             context: most tokens of prompt and answer.
         """
         limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        options = {**self.sampling(), "max_new_tokens": min(limit, context), "logprobs": self.logprobs}
+        options = {**self.common_options(), "max_new_tokens": min(limit, context), "logprobs": self.logprobs}
         grammar = grammar_of(self.grammar, None, False)
         return options if grammar is None else {**options, "grammar": grammar}

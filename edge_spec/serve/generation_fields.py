@@ -119,8 +119,8 @@ class GenerationFields(Fields):
             if value is not None and value not in neutral:
                 raise ApiError(400, f"{name} is not supported by this server; leave it out.", name, "unsupported")
 
-    def sampling(self) -> dict[str, Any]:
-        """Return the options of :meth:`edge_spec.Engine.stream` that say how tokens are chosen."""
+    def common_options(self) -> dict[str, Any]:
+        """Return the options of :meth:`edge_spec.Engine.stream` that do not depend on the kind of completion."""
         given: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
