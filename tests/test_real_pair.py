@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,23 @@ def test_smollm2_obeys_a_schema_with_and_without_drafting(smollm2: edge_spec.Eng
         if smollm2.exactness == "bitwise" or not sampling:
             assert drafted.token_ids == plain.token_ids
         assert drafted.statistics.accepted_by_drafter["grammar"] > 0
+
+
+@pytest.mark.timeout(2400)
+def test_texts_of_the_qwen_pair_that_take_turns_are_those_of_each_alone(qwen: edge_spec.Engine) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("Name three rivers and say where they end.", {"max_new_tokens": 24}),
+        ("Write a Python function that adds two numbers.", {"max_new_tokens": 24, "temperature": 0.8, "seed": 3}),
+        ("Count from one to ten in French.", {"max_new_tokens": 24}),
+    ]
+    chats = [([{"role": "user", "content": prompt}], options) for prompt, options in requests]
+    plain = [qwen.chat(messages, speculation="off", **options) for messages, options in chats]
+    last: list[edge_spec.Chunk | None] = [None] * len(chats)
+    for chunks in zip_longest(*(qwen.stream(messages, **options) for messages, options in chats)):
+        last = [chunk or before for chunk, before in zip(chunks, last, strict=True)]
+    for chunk, alone in zip(last, plain, strict=True):
+        assert chunk is not None and chunk.completion is not None
+        assert chunk.completion.token_ids == alone.token_ids
 
 
 def test_the_qwen_draft_is_worth_having(qwen: edge_spec.Engine) -> None:
