@@ -566,6 +566,9 @@ def test_a_closed_engine_says_so(writer_path: Path) -> None:
             engine.generate([1, 2], speculation=speculation)
     with pytest.raises(RequestError, match="This engine is closed"):
         next(unstarted)
+    for ask in (lambda: engine.encode("ab"), lambda: engine.token_bytes(1), engine.statistics, engine.session):
+        with pytest.raises(RequestError, match="This engine is closed"):
+            ask()
     assert engine.manifest.vocab_size == len(LETTERS) + 1
 
 

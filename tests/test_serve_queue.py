@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import edge_spec
 from edge_spec import Engine
-from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Ticket
+from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Place
 from running_server import HELLO, Running, serving, slowed, wait_until
 from tiny_models import CHAT_TEMPLATE
 
@@ -39,10 +39,10 @@ def order_of(arrivals: list[str]) -> list[str]:
         first = queue.enter("somebody")
         assert await queue.wait(first)
 
-        async def be(name: str, ticket: Ticket) -> None:
-            assert await queue.wait(ticket)
+        async def be(name: str, place: Place) -> None:
+            assert await queue.wait(place)
             served.append(name)
-            queue.leave(ticket)
+            queue.leave(place)
 
         tasks = []
         for number, client in enumerate(arrivals):
@@ -79,10 +79,10 @@ def test_a_full_queue_says_when_to_come_again_by_how_long_requests_take() -> Non
         now = 0.0
         queue = FairQueue(2, 1, clock=lambda: now)
         for _ in range(40):
-            ticket = queue.enter("a")
-            await queue.wait(ticket)
+            place = queue.enter("a")
+            await queue.wait(place)
             now += 60.0
-            queue.leave(ticket)
+            queue.leave(place)
         for _ in range(3):
             queue.enter("a")
         with pytest.raises(QueueFullError) as full:
@@ -97,7 +97,7 @@ def test_whoever_gives_up_while_waiting_leaves_the_queue_at_once() -> None:
         queue = FairQueue(1, 3)
         running, waiting, last = (queue.enter("a") for _ in range(3))
         assert await queue.wait(running)
-        turns = [asyncio.create_task(queue.wait(ticket)) for ticket in (waiting, last)]
+        turns = [asyncio.create_task(queue.wait(place)) for place in (waiting, last)]
         await settle()
         queue.cancel(waiting)
         assert await turns[0] is False

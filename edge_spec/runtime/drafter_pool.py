@@ -24,7 +24,7 @@ from edge_spec.runtime.speculation import FixedDraft, Speculation
 _RESERVED = ("deferred", "draft", "grammar", "ngram", "target")
 
 # Longer chains of the draft model are hardly ever worth their time.
-_LONGEST_CHAIN = 8
+_USUAL_CHAIN = 8
 
 
 class DrafterPool:
@@ -111,7 +111,7 @@ class DrafterPool:
         plain = costs.verify(1, past)
         step = costs.draft(past, 1) * (1.0 if self._model is None else self._model.steps_per_token)
         best = 0.0
-        for tokens in range(1, _LONGEST_CHAIN + 1):
+        for tokens in range(1, _USUAL_CHAIN + 1):
             expected = sum(acceptance**depth for depth in range(tokens + 1))
             seconds = costs.verify(1 + tokens, past) + tokens * step
             best = max(best, 1.0 - seconds / (expected * plain))

@@ -29,7 +29,7 @@ from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.engine_statistics import EngineMemory, EngineStatistics, Totals
 from edge_spec.runtime.exactness import Exactness
 from edge_spec.runtime.free_memory import available_memory, total_memory
-from edge_spec.runtime.generating import Generating
+from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.grammar import Grammar
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.int8_cache import cache_types
@@ -114,7 +114,7 @@ def load(
         raise RequestError(f"There is not enough memory to load {path}; load it with a smaller context.") from error
 
 
-class Engine(Generating):
+class Engine(Askable):
     """A loaded pair and its caches.
 
     Threads may share it, and one thread may read several streams: texts take turns, a target call each, as many at once
@@ -287,8 +287,9 @@ class Engine(Generating):
 
         Raises:
             PromptTooLongError: the prompt leaves no room for an answer.
-            RequestError: the prompt is malformed, or the template takes no tools.
+            RequestError: the prompt is malformed, the template takes no tools, or the engine is closed.
         """
+        self._require_open()
         return self._prompts.encode(prompt_or_messages, tools)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -297,6 +298,7 @@ class Engine(Generating):
         Raises:
             RequestError: it is not an integer that fits 32 bits without sign.
         """
+        self._require_open()
         return self._tokenizer.token_bytes(token_id)
 
     def stream(

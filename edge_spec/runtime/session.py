@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.errors import RequestError
 from edge_spec.runtime.cache_pool import CachedText
 from edge_spec.runtime.completion import Chunk
-from edge_spec.runtime.generating import Generating
+from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.prompt import Message, Prompt
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Session(Generating):
+class Session(Askable):
     """One of several conversations on an engine.
 
     Every request brings its whole text, as it does without a session; what the text has in common with the last one of

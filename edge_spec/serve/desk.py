@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from edge_spec.serve.api_error import ApiError, shutting_down
-from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Ticket
+from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Place
 from edge_spec.serve.job import Job, Streams
 
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ class Desk:
         self._answering = ThreadPoolExecutor(parallel, "edge-spec-answer")
         self._jobs: set[Job] = set()
 
-    def enter(self, client: str) -> Ticket:
+    def enter(self, client: str) -> Place:
         """Give a request a place.
 
         Raises:
@@ -62,9 +62,9 @@ class Desk:
         """Do something that takes a while, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, work)
 
-    def begin(self, ticket: Ticket, streams: Streams) -> Job:
-        """Have a request answered; the ticket belongs to the job from now on."""
-        job = Job(self.queue, ticket, self._answering, streams)
+    def begin(self, place: Place, streams: Streams) -> Job:
+        """Have a request answered; the place belongs to the job from now on."""
+        job = Job(self.queue, place, self._answering, streams)
         self._jobs.add(job)
         job.when_ended(lambda: self._jobs.discard(job))
         return job

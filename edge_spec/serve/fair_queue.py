@@ -27,7 +27,7 @@ class QueueFullError(Exception):
         self.retry_after = retry_after
 
 
-class Ticket:
+class Place:
     """A request's place.
 
     Attributes:
@@ -61,9 +61,9 @@ class FairQueue:
         """
         self.slots, self.limit = slots, limit
         self._clock = clock
-        self._tickets: set[Ticket] = set()
+        self._places: set[Place] = set()
         self._running = 0
-        self._lines: OrderedDict[str, deque[Ticket]] = OrderedDict()  # whose turn is next comes first
+        self._lines: OrderedDict[str, deque[Place]] = OrderedDict()  # whose turn is next comes first
         self._seconds = _FIRST_GUESS_SECONDS
 
     @property
@@ -74,68 +74,68 @@ class FairQueue:
     @property
     def waiting(self) -> int:
         """Requests that have a place and wait."""
-        return len(self._tickets) - self._running
+        return len(self._places) - self._running
 
-    def enter(self, client: str) -> Ticket:
+    def enter(self, client: str) -> Place:
         """Take a place. Raises QueueFullError if there is none."""
-        if len(self._tickets) >= self.slots + self.limit:
+        if len(self._places) >= self.slots + self.limit:
             raise QueueFullError(self._retry_after())
-        ticket = Ticket(client)
-        self._tickets.add(ticket)
-        return ticket
+        place = Place(client)
+        self._places.add(place)
+        return place
 
-    async def wait(self, ticket: Ticket) -> bool:
-        """Wait for the ticket's turn, which lasts until it leaves. Returns whether it came; not if it was cancelled."""
-        if ticket.cancelled.is_set():
+    async def wait(self, place: Place) -> bool:
+        """Wait for the place's turn, which lasts until it leaves. Returns whether it came; not if it was cancelled."""
+        if place.cancelled.is_set():
             return False
-        ticket.turn = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(ticket.client, deque()).append(ticket)
+        place.turn = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(place.client, deque()).append(place)
         self._hand_out()
         try:
-            await ticket.turn
+            await place.turn
         except asyncio.CancelledError:
-            if not ticket.cancelled.is_set():
+            if not place.cancelled.is_set():
                 raise
-        return ticket.running
+        return place.running
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, place: Place) -> None:
         """Say that nobody wants the answer any more: it ends if it runs, and waits no longer if it waits."""
-        ticket.cancelled.set()
-        self._step_out(ticket)
-        if ticket.turn is not None and not ticket.turn.done():
-            ticket.turn.cancel()
+        place.cancelled.set()
+        self._step_out(place)
+        if place.turn is not None and not place.turn.done():
+            place.turn.cancel()
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, place: Place) -> None:
         """Give the place back; leaving twice does no harm."""
-        if ticket not in self._tickets:
+        if place not in self._places:
             return
-        self._tickets.remove(ticket)
-        self._step_out(ticket)
-        if ticket.running:
-            ticket.running = False
+        self._places.remove(place)
+        self._step_out(place)
+        if place.running:
+            place.running = False
             self._running -= 1
-            if ticket.began is not None and not ticket.cancelled.is_set():
-                self._seconds += _LATEST * (self._clock() - ticket.began - self._seconds)
+            if place.began is not None and not place.cancelled.is_set():
+                self._seconds += _LATEST * (self._clock() - place.began - self._seconds)
         self._hand_out()
 
-    def _step_out(self, ticket: Ticket) -> None:
-        line = self._lines.get(ticket.client)
-        if line is not None and ticket in line:
-            line.remove(ticket)
+    def _step_out(self, place: Place) -> None:
+        line = self._lines.get(place.client)
+        if line is not None and place in line:
+            line.remove(place)
             if not line:
-                del self._lines[ticket.client]
+                del self._lines[place.client]
 
     def _hand_out(self) -> None:
         while self._running < self.slots and self._lines:
             client, line = next(iter(self._lines.items()))
-            ticket = line.popleft()
+            place = line.popleft()
             self._lines.move_to_end(client)
             if not line:
                 del self._lines[client]
-            assert ticket.turn is not None  # who is in a line waits
-            ticket.running, ticket.began = True, self._clock()
+            assert place.turn is not None  # who is in a line waits
+            place.running, place.began = True, self._clock()
             self._running += 1
-            ticket.turn.set_result(None)
+            place.turn.set_result(None)
 
     def _retry_after(self) -> int:
         """Seconds until a place gets free: some request has to end."""

@@ -80,13 +80,13 @@ class Generation:
         record = record_of(request)
         try:
             body = await read_body(request, self._settings.max_request_bytes)
-            ticket = self._desk.enter(request.state.client)
+            place = self._desk.enter(request.state.client)
             try:
-                work = self._desk.aside(partial(prepare, body, ticket.cancelled.is_set))
+                work = self._desk.aside(partial(prepare, body, place.cancelled.is_set))
                 prepared = await while_connected(request.receive, work)
-                job = self._desk.begin(ticket, prepared.streams)
+                job = self._desk.begin(place, prepared.streams)
             except BaseException:
-                self._desk.queue.leave(ticket)
+                self._desk.queue.leave(place)
                 raise
             record.speculation, record.times = prepared.speculation, job.times
             record.completions = job.completions

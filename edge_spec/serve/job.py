@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from edge_spec.runtime.completion import Chunk, Completion
-from edge_spec.serve.fair_queue import FairQueue, Ticket
+from edge_spec.serve.fair_queue import FairQueue, Place
 
 Streams = Sequence[Iterator[Chunk]]
 # A chunk with the number of its answer; None where there is nothing new.
@@ -43,18 +43,18 @@ class Job:
         times: when what happened.
     """
 
-    def __init__(self, queue: FairQueue, ticket: Ticket, threads: Executor, streams: Streams) -> None:
+    def __init__(self, queue: FairQueue, place: Place, threads: Executor, streams: Streams) -> None:
         """Begin; the job waits for its turn and generates as a task of the running event loop.
 
         Args:
-            queue: where the ticket is from.
-            ticket: the request's place, given back at the end.
+            queue: where the place is from.
+            place: the request's place, given back at the end.
             threads: where to generate; it has a thread for each that can have a turn.
             streams: the answers.
         """
         self.completions: list[Completion] = []
         self.times = Times()
-        self._queue, self._ticket, self._threads, self._streams = queue, ticket, threads, streams
+        self._queue, self._place, self._threads, self._streams = queue, place, threads, streams
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Arrival] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
@@ -92,11 +92,11 @@ class Job:
     @property
     def cancelled(self) -> bool:
         """Whether somebody has said that nobody wants the answer."""
-        return self._ticket.cancelled.is_set()
+        return self._place.cancelled.is_set()
 
     def cancel(self) -> None:
         """End it: the engine is free after the round it is in. Cancelling what has ended does no harm."""
-        self._queue.cancel(self._ticket)
+        self._queue.cancel(self._place)
 
     async def ended(self) -> None:
         """Wait until the engine is free of it, however it ended."""
@@ -108,12 +108,12 @@ class Job:
 
     async def _run(self) -> None:
         try:
-            if await self._queue.wait(self._ticket):
+            if await self._queue.wait(self._place):
                 self.times.began = time.monotonic()
                 await self._loop.run_in_executor(self._threads, self._generate)
         finally:
             self.times.ended = time.monotonic()
-            self._queue.leave(self._ticket)
+            self._queue.leave(self._place)
             self._events.put_nowait(None)
 
     def _generate(self) -> None:

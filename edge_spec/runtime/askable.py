@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Generating(ABC):
+class Askable(ABC):
     """What an engine and a session have in common."""
 
     @abstractmethod
