@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import edge_spec
 from edge_spec import Engine
-from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Place
+from edge_spec.serve.fair_queue import FairQueue, Place, QueueFullError
 from running_server import HELLO, Running, serving, slowed, wait_until
 from tiny_models import CHAT_TEMPLATE
 

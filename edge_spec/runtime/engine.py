@@ -16,6 +16,7 @@ from edge_spec.errors import RequestError
 from edge_spec.heap import give_back
 from edge_spec.manifest import TOKENIZER, CacheType, Manifest
 from edge_spec.runtime.answers import Answers
+from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
 from edge_spec.runtime.completion import Chunk
@@ -29,7 +30,6 @@ from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.engine_statistics import EngineMemory, EngineStatistics, Totals
 from edge_spec.runtime.exactness import Exactness
 from edge_spec.runtime.free_memory import available_memory, total_memory
-from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.grammar import Grammar
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.int8_cache import cache_types

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.errors import RequestError
+from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.cache_pool import CachedText
 from edge_spec.runtime.completion import Chunk
-from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.options import GenerationOptions
 from edge_spec.runtime.prompt import Message, Prompt
 

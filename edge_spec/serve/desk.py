@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from edge_spec.serve.api_error import ApiError, shutting_down
-from edge_spec.serve.fair_queue import FairQueue, QueueFullError, Place
+from edge_spec.serve.fair_queue import FairQueue, Place, QueueFullError
 from edge_spec.serve.job import Job, Streams
 
 Result = TypeVar("Result")
