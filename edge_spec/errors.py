@@ -72,6 +72,10 @@ class NoTokenLeftError(LogitsError, RequestError):
     """The request's masks, biases and processors exclude every token at one step."""
 
 
+class GrammarLimitError(LogitsError, RequestError):
+    """The request's grammar may go on in more ways at one step than can be told in reasonable time."""
+
+
 class ProviderError(EdgeSpecError):
     """The execution provider that was asked for does not work on this machine."""
 

@@ -68,7 +68,8 @@ class PromptRecorder:
             RequestError: the file cannot be written, belongs to somebody else, or is no file; or there is no room for
                 anything.
         """
-        if limit_bytes < 1:
+        given: object = limit_bytes
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
             raise RequestError(f"limit_bytes is {limit_bytes!r}, expected a number of bytes of at least 1.")
         self.path = Path(path)
         self.limit_bytes = limit_bytes
@@ -76,10 +77,13 @@ class PromptRecorder:
         self._warned = False
         try:
             os.close(self._open())
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter for a path that no file can have
+            reason = getattr(error, "strerror", None) or str(error)
+            if self.path.is_symlink():
+                reason = "it is a symbolic link, which is not followed"
             raise RequestError(
-                f"Prompts cannot be recorded to {self.path} ({error.strerror or error}); name a file of your own that "
-                "can be written."
+                f"Prompts cannot be recorded to {str(self.path)!r} ({reason}); name a file of your own that can be "
+                "written."
             ) from None
 
     def record(self, prompt_or_messages: str | Sequence[Any], options: Mapping[str, Any]) -> None:

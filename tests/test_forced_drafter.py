@@ -112,6 +112,23 @@ def test_a_grammar_that_takes_too_much_drafts_nothing(monkeypatch: pytest.Monkey
     assert len(proposal) == 0
 
 
+def test_a_way_of_writing_that_takes_too_much_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=30)
+    monkeypatch.setattr(grammar_vocabulary, "_limits", lambda: limits)
+    tokenizer = tokenizer_of("bytes")
+    ends = [token for token, text in tokenizer.special_texts.items() if text == END]
+    vocabulary = GrammarVocabulary(tokenizer, ends)
+    made: list[str] = []
+    matcher = vocabulary.matcher
+    monkeypatch.setattr(vocabulary, "matcher", lambda definition: (made.append(definition), matcher(definition))[1])
+    drafter = ForcedDrafter(vocabulary, Grammar.lark('start: e\ne: e e | "a" | "aa" | "b"'))
+    context = Context([5, 6], SamplingParams())
+    context.tokens.extend(behind(tokenizer, "a" * 60))
+    for _ in range(5):
+        assert len(drafter.propose(context, Budget(8))) == 0
+    assert len(made) == 1
+
+
 # Whole generations
 
 

@@ -17,8 +17,8 @@ from text_tokenizers import byte_pairs, loaded, sentence_pieces
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import edge_spec
-from edge_spec import Engine, Grammar, LogitsError, cli
-from edge_spec.errors import MissingDependencyError, NoTokenLeftError, RequestError
+from edge_spec import Engine, Grammar, cli
+from edge_spec.errors import GrammarLimitError, MissingDependencyError, NoTokenLeftError, RequestError
 from edge_spec.runtime.grammar_mask import GrammarMask
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.history import History
@@ -214,11 +214,35 @@ def test_a_grammar_that_takes_too_much_is_an_error_of_its_step_and_of_no_other()
     logits, history = np.zeros(tokenizer.vocab_size, np.float32), History([1, 2])
     a = tokenizer.encode("a")[0]
     for _ in range(2):
-        with pytest.raises(LogitsError, match="at position 602, it takes too much") as caught:
+        with pytest.raises(GrammarLimitError, match="at position 602, it takes too much") as caught:
             pipeline.process_row(logits, history, [a] * 600, row=5)
         assert caught.value.row == 5
         assert len(str(caught.value)) < 1000
         assert pipeline.process_row(logits, history, [a]).max() == 0
+
+
+def test_a_matcher_that_gave_up_is_made_again_only_if_it_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tokenizer_of("bytes", [])
+    vocabulary = vocabulary_of(tokenizer)
+    made: list[str] = []
+    matcher = vocabulary.matcher
+    monkeypatch.setattr(vocabulary, "matcher", lambda definition: (made.append(definition), matcher(definition))[1])
+    mask = GrammarMask(vocabulary, LANGUAGES["ambiguous"])
+    a = tokenizer.encode("a")[0]
+    with pytest.raises(GrammarLimitError):
+        mask.allowed(History([1, 2]), [a] * 600)
+    assert len(made) == 1
+    assert mask.allowed(History([1, 2]), [a]) is not None
+    assert len(made) == 2
+
+
+def test_a_grammar_too_large_to_prepare_is_refused_before_anything_is_generated(pair: Engine) -> None:
+    many = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(2500)}}
+    with pytest.raises(RequestError, match="The grammar cannot be used: .*too big"):
+        pair.stream([1, 2], grammar=Grammar.json_schema(many))
+    allowed = {"type": "object", "properties": {f"p{index}": {"enum": [index]} for index in range(1000)}}
+    allowed = {**allowed, "required": list(allowed["properties"]), "x-guidance": {"whitespace_flexible": False}}
+    assert pair.generate([1, 2], grammar=Grammar.json_schema(allowed), max_new_tokens=4).text.startswith("{")
 
 
 # Whole generations

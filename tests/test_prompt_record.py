@@ -171,3 +171,17 @@ def test_the_file_of_somebody_else_is_refused(path: Path) -> None:
     os.chown(path, 12345, -1)
     with pytest.raises(RequestError, match="belongs to somebody else"):
         PromptRecorder(path)
+
+
+@pytest.mark.parametrize("limit", [0, -1, "1 MiB", 1.5, True])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(tmp_path: Path, limit: Any) -> None:
+    with pytest.raises(RequestError, match="limit_bytes is "):
+        PromptRecorder(tmp_path / "record", limit_bytes=limit)
+
+
+def test_a_path_that_cannot_be_recorded_to_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="null byte"):
+        PromptRecorder(f"{tmp_path}/a\0b")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RequestError, match="a symbolic link, which is not followed"):
+        PromptRecorder(tmp_path / "link")

@@ -85,6 +85,20 @@ def test_pages_from_elsewhere_are_let_in_by_name_only(locked: Running, open_: Ru
     assert preflight(open_, "https://a.example") is None
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", ""])
+def test_a_page_from_elsewhere_generates_nothing(open_: Running, origin: str) -> None:
+    answer = open_.client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 1}, headers={"Origin": origin})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
+def test_the_servers_own_page_and_named_ones_generate(locked: Running, open_: Running) -> None:
+    body = {"prompt": "ab", "max_tokens": 1}
+    own = {"Origin": str(open_.client.base_url).rstrip("/")}
+    assert open_.client.post("/v1/completions", json=body, headers=own).status_code == 200
+    named = {"Origin": "https://a.example", **bearer(KEY)}
+    assert locked.client.post("/v1/completions", json=body, headers=named).status_code == 200
+
+
 def test_a_body_that_is_not_declared_as_json_is_refused(open_: Running) -> None:
     body = json.dumps({"messages": HELLO})
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):

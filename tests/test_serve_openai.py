@@ -44,6 +44,14 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
         yield client
 
 
+def test_a_grammar_that_takes_too_much_is_the_fault_of_its_client(client: openai.OpenAI) -> None:
+    many = "start: " + " | ".join(f'"{number}"' for number in range(400))
+    endless = "start: r0\n" + "\n".join(f"r{level}: r{level + 1} r{level + 1}" for level in range(60)) + '\nr60: "a"'
+    for text in (many, endless):
+        with pytest.raises(openai.BadRequestError, match="it takes too much"):
+            ask(client, extra_body={"grammar": {"lark": text}})
+
+
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": MODEL, "messages": HELLO, "max_tokens": 24, "seed": 7, **fields})
 

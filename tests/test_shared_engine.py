@@ -248,6 +248,45 @@ def test_a_cancelled_task_frees_the_engine(engine: Engine) -> None:
     assert engine.running == 0
 
 
+@pytest.mark.parametrize("place", ["cancelled", "logits_processors", "cancelled while waiting"])
+def test_a_function_that_asks_the_engine_that_calls_it_fails_rather_than_waits_for_itself(
+    engine: Engine, place: str
+) -> None:
+    caught: list[BaseException] = []
+    waits = place == "cancelled while waiting"
+
+    def asks() -> bool:
+        if not waits or engine.waiting:
+            engine.generate(PROMPT, max_new_tokens=1)
+        return False
+
+    def process(tokens: Any, logits: Any) -> Any:
+        asks()
+        return logits
+
+    def outer() -> None:
+        options: dict[str, Any] = {"cancelled": asks} if "cancelled" in place else {"logits_processors": [process]}
+        try:
+            engine.generate(PROMPT, max_new_tokens=3, **options)
+        except edge_spec.EdgeSpecError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=outer, daemon=True)
+    ticket = engine._turns.enter(1)
+    if waits:
+        with engine._turns.turn(ticket):
+            thread.start()
+            thread.join(10)
+    else:
+        thread.start()
+        thread.join(10)
+    engine._turns.leave(ticket)
+    assert not thread.is_alive()
+    assert "by a function that it called itself" in str(caught[0])
+    assert engine.running == engine.waiting == 0
+    assert len(engine.generate(PROMPT, max_new_tokens=3).token_ids) == 3
+
+
 def test_errors_of_a_request_reach_the_task_that_asked(engine: Engine) -> None:
     async def main() -> None:
         with pytest.raises(RequestError, match="temperature"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_spec.errors import LogitsError
+from edge_spec.errors import GrammarLimitError
 from edge_spec.runtime.grammar import Grammar
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.grammar_walk import GrammarWalk, WalkError
@@ -51,7 +51,7 @@ class GrammarMask:
             will never be part of a text.
 
         Raises:
-            LogitsError: the grammar takes too much to tell.
+            GrammarLimitError: the grammar takes too much to tell.
         """
         output = history.tokens[history.prompt_length :]
         if output != self._output:
@@ -71,8 +71,9 @@ class GrammarMask:
         try:
             return self._walk.allowed() if self._walk.go(output) else None
         except WalkError as error:
-            raise LogitsError(
-                f"it takes too much time or memory to tell what the grammar allows ({error}); make it less ambiguous",
+            raise GrammarLimitError(
+                f"it takes too much time or memory to tell what the grammar allows ({error}); "
+                "make it less ambiguous, with fewer ways to go on",
                 0,
                 position,
             ) from error

@@ -202,5 +202,6 @@ class _Wrapper:
 
 def _limits() -> object:
     # Short errors hold no part of the text. A row that may go on in more ways than this takes tens of milliseconds, and
-    # a longer text of such a grammar ever more; schemas have dozens of ways.
-    return import_llguidance().LLParserLimits(verbose_errors=False, max_items_in_row=300)
+    # a longer text of such a grammar ever more; schemas have dozens of ways. The time to make a matcher grows with
+    # the square of a grammar's symbols: so many, about a schema of a thousand properties, take a tenth of a second.
+    return import_llguidance().LLParserLimits(verbose_errors=False, max_items_in_row=300, max_grammar_size=10_000)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.grammar import bounded
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 # Why a matcher stops where no token goes on, though the text must.
 _DEAD_END = "NoExtension"
@@ -37,7 +41,7 @@ class GrammarWalk:
         """
         self._vocabulary = vocabulary
         self._definition = definition
-        self._matcher = vocabulary.matcher(definition)
+        self._matcher: LLMatcher | None = vocabulary.matcher(definition)
         self._tokens: list[int] = []  # what the matcher has read
         self._output: Sequence[int] = ()
 
@@ -53,7 +57,7 @@ class GrammarWalk:
         self._output = output
         tokens = self._vocabulary.spelled(output)
         shared = _shared(self._tokens, tokens)
-        matcher = self._matcher
+        matcher = self._led()
         if shared < len(self._tokens):
             matcher.rollback(len(self._tokens) - shared)
         read = matcher.try_consume_tokens(tokens[shared:]) if shared < len(tokens) else 0
@@ -76,23 +80,24 @@ class GrammarWalk:
         Raises:
             WalkError: it takes too much to tell.
         """
-        text = bytes(self._matcher.compute_ff_bytes())
+        text = bytes(self._led().compute_ff_bytes())
         self._require_sound()
         return text
 
     @property
     def complete(self) -> bool:
         """Whether nothing can follow but the end."""
-        return bool(self._matcher.is_stopped())
+        return bool(self._led().is_stopped())
 
     def _bits(self) -> NDArray[np.uint8]:
+        matcher = self._led()
         try:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         except ValueError as error:
             problem: Exception | None = error
         else:
             problem = None
-        if self._matcher.is_error() and self._matcher.get_error().startswith(_DEAD_END):
+        if matcher.is_error() and matcher.get_error().startswith(_DEAD_END):
             self._restart()
             return np.zeros((self._vocabulary.size + 7) // 8, np.uint8)
         self._require_sound()
@@ -102,15 +107,22 @@ class GrammarWalk:
         return bits
 
     def _require_sound(self) -> None:
-        if self._matcher.is_error():
-            reason = bounded(self._matcher.get_error())
+        matcher = self._led()
+        if matcher.is_error():
+            reason = bounded(matcher.get_error())
             self._restart()
             raise WalkError(reason)
 
     def _restart(self) -> None:
         """Begin again, since a matcher that gave up never recovers."""
-        self._matcher = self._vocabulary.matcher(self._definition)
+        self._matcher = None
         self._tokens, self._output = [], ()
+
+    def _led(self) -> LLMatcher:
+        """The matcher. A new one is made when it is asked, which after an error is mostly never."""
+        if self._matcher is None:
+            self._matcher = self._vocabulary.matcher(self._definition)
+        return self._matcher
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -261,7 +261,7 @@ def _exclude(mask: Mask, values: NDArray[np.float32], history: History, path: Se
     try:
         allowed = mask.allowed(history, path)
     except LogitsError as error:
-        raise LogitsError(error.problem, row, len(history.tokens) + len(path)) from error.__cause__
+        raise type(error)(error.problem, row, len(history.tokens) + len(path)) from error.__cause__
     if allowed is not None:
         known = values[: len(allowed)]
         np.copyto(known, -np.inf, where=~allowed[: len(known)])

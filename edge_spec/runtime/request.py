@@ -113,10 +113,9 @@ class RequestReader:
         branches = tree and self._takes_trees and (sampling.greedy or rule.trees)
         # Only the coupled rule owes the same bits; the others owe the same law, which branches obey.
         defer = self._exactness == "bitwise" and (sampling.greedy or rule.coupled)
-        forced = None if grammar is None else ForcedDrafter(self._vocabulary, grammar)
-        choice = self._drafters.speculation(
-            options.get("speculation", "auto"), max_draft, branches, defer, self._widest, forced
-        )
+        speculation = options.get("speculation", "auto")
+        forced = None if grammar is None or speculation == "off" else ForcedDrafter(self._vocabulary, grammar)
+        choice = self._drafters.speculation(speculation, max_draft, branches, defer, self._widest, forced)
         return Request(context, rule, choice, defer, cancelled)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Condition, RLock
+from threading import Condition, RLock, local
 from time import monotonic
+
+from edge_spec.errors import RequestError
 
 # Seconds between two looks at whether somebody who waits still wants to.
 _PATIENCE = 0.05
@@ -46,6 +48,7 @@ class Turns:
         self._arrivals: deque[Ticket] = deque()  # that ask for a turn and have no room yet
         self._line: deque[Ticket] = deque()  # that have room and ask for a turn; the first has it
         self._busy = False  # whether the first is in the middle of its turn
+        self._thread = local()  # has ``inside`` while a thread waits for a turn or is in the middle of one
 
     @property
     def running(self) -> int:
@@ -82,7 +85,24 @@ class Turns:
 
         Yields:
             Whether it is its turn; false if it gave up.
+
+        Raises:
+            RequestError: this thread is in a turn already, whose end it would wait for without end.
         """
+        if getattr(self._thread, "inside", False):
+            raise RequestError(
+                "The engine was asked for a text by a function that it called itself (cancelled, a logits processor or "
+                "a drafter), whose own text would wait for that one; ask when the function has returned."
+            )
+        try:
+            self._thread.inside = True
+            with self._taken(ticket, give_up) as admitted:
+                yield admitted
+        finally:
+            self._thread.inside = False
+
+    @contextmanager
+    def _taken(self, ticket: Ticket, give_up: Callable[[], bool]) -> Iterator[bool]:
         with self._lock:
             (self._line if ticket.admitted else self._arrivals).append(ticket)
         try:

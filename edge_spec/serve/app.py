@@ -71,7 +71,9 @@ def create_app(engine: Engine, settings: ServeSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer_http_error)
     describe(app, ChatRequest, CompletionRequest)
     # The last one comes first.
-    app.add_middleware(Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts)
+    app.add_middleware(
+        Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts, origins=settings.cors_origins
+    )
     app.add_middleware(Accounting, metrics=metrics)
     if settings.cors_origins:
         app.add_middleware(

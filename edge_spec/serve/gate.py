@@ -1,4 +1,4 @@
-"""Who may come in: by the name they call the server, and by their key."""
+"""Who may come in: by the name they call the server, by the page that sends them, and by their key."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ class Gate:
     """Middleware that turns away whoever has no business here.
 
     A web page that has its own name point at this machine (DNS rebinding) calls the server by that name, so unknown
-    names are refused; plain addresses cannot be made to point elsewhere.
+    names are refused; plain addresses cannot be made to point elsewhere. Browsers say which page a request comes from.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], allowed_hosts: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str], allowed_hosts: Sequence[str], origins: Sequence[str] = ()
+    ) -> None:
         """Guard an app.
 
         Args:
             app: what is behind the gate.
             api_keys: any of them opens; without any, everybody may come in.
             allowed_hosts: names the server may be called by besides ``localhost``; ``"*"`` for any.
+            origins: web pages from elsewhere that may use it; ``"*"`` for any.
         """
+        self._origins = frozenset(origin.lower() for origin in origins)
         self._app = app
         self._keys = [key.encode() for key in api_keys]
         self._hosts = frozenset(host.lower() for host in allowed_hosts) | {"localhost"}
@@ -46,6 +50,7 @@ class Gate:
         state["client"] = address = scope["client"][0] if scope.get("client") else "local"
         try:
             self._check_host(headers.get("host", ""))
+            self._check_origin(headers.get("origin"), headers.get("host", ""))
             key = self._check_key(headers.get("authorization", ""), scope["path"])
         except ApiError as error:
             await Response(error.content(), error.status, error.headers, "application/json")(scope, receive, send)
@@ -62,6 +67,18 @@ class Gate:
             403,
             f"This server is not called {name[:200]!r}. If that is its name, start it with --allowed-host.",
             code="host_not_allowed",
+        )
+
+    def _check_origin(self, given: str | None, host: str) -> None:
+        if given is None or "*" in self._origins:
+            return
+        origin = given.strip().lower()
+        if origin in self._origins or origin.partition("://")[2] == host.strip().lower():
+            return
+        raise ApiError(
+            403,
+            f"Pages of {given[:200]!r} may not use this server. If that is meant, start it with --cors-origin.",
+            code="origin_not_allowed",
         )
 
     def _check_key(self, given: str, path: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
+from edge_spec.errors import RequestError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.grammar import Grammar
@@ -44,18 +46,24 @@ class ForcedDrafter:
         """
         self._vocabulary = vocabulary
         self._ends = frozenset(vocabulary.end_token_ids)
-        self._walks = [("usual", GrammarWalk(vocabulary, part)) for part in grammar.usual_definitions()]
-        self._walks.append(("forced", GrammarWalk(vocabulary, grammar.definition())))
+        self._walks: list[tuple[str, GrammarWalk]] = []
+        for kind, part in [
+            *(("usual", part) for part in grammar.usual_definitions()),
+            ("forced", grammar.definition()),
+        ]:
+            with suppress(RequestError):  # too large; whether the request is refused for it is up to its mask
+                self._walks.append((kind, GrammarWalk(vocabulary, part)))
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         """The forced continuation, always a chain; see :class:`Drafter`."""
         output = [*context.tokens[context.history.prompt_length :], *prefix]
         if budget.tokens < 1 or not self._ends.isdisjoint(output):
             return Proposal()
-        for kind, walk in self._walks:
+        for kind, walk in tuple(self._walks):
             try:
                 tokens, places = self._forced(walk, output)
             except WalkError:
+                self._walks.remove((kind, walk))  # a longer output takes no less, and to try takes time
                 continue
             if tokens:
                 evidence: tuple[Evidence, ...] = tuple(("grammar", kind, place) for place in places)
