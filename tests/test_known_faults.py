@@ -152,7 +152,7 @@ def test_a_stop_string_may_begin_in_one_block_and_end_in_the_next(rule: str) -> 
         pieces = []
         for round_ in rounds_of(StubModel(logits_of), drafter, context_of([9], params, rule), 21, block, rule):
             assert round_.accepted == round_.drafted
-            pieces.append(output.push(round_.tokens)[0])
+            pieces += output.push(round_.tokens)[0]
             if output.finish_reason is not None:
                 break
         assert output.text == "".join(pieces) == "abc"

@@ -99,13 +99,14 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     return sampling
 
 
-def add_speculation_options(parser: argparse.ArgumentParser) -> None:
-    """Add who drafts, how much, and what is kept."""
+def add_speculation_options(parser: argparse.ArgumentParser, grammar: bool = False) -> None:
+    """Add who drafts, with what a grammar forces if there can be one; how much, and what is kept."""
+    others = "model, grammar" if grammar else "model"
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument(
         "--speculation",
         metavar="auto|off|NAME",
-        help="who drafts: suffix, recycling, lookup, model, grammar or composite (auto: whoever is worth its time)",
+        help=f"who drafts: suffix, recycling, lookup, {others} or composite (auto: whoever is worth its time)",
     )
     speculation.add_argument(
         "--max-draft",

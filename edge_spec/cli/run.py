@@ -60,7 +60,7 @@ def add(commands: Any) -> None:
     forms.add_argument("--regex", metavar="PATTERN", help="text that this regular expression matches as a whole")
     forms.add_argument("--grammar", type=Path, metavar="FILE", help="text of this grammar in Lark's syntax")
 
-    add_speculation_options(parser)
+    add_speculation_options(parser, grammar=True)
     add_exactness_option(add_machine_options(parser))
     parser.set_defaults(command=_run)
 
