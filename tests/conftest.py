@@ -145,9 +145,9 @@ def _export_tiny(folder: Path, **metadata: str) -> Path:
     return export_pair(model, None, folder / "tiny.pair", recipe="fp32").path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, driven by Playwright."""
+    """Chromium, driven by Playwright, whose event loop runs in this thread meanwhile: no other may."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("THE PAGE IS NOT TESTED: there is no chromium")

@@ -222,6 +222,8 @@ class Tty:
     def ended(self) -> int:
         """Read what is left, and return the exit status."""
         while True:
+            ready, _, _ = select.select([self._terminal], [], [], 60.0)
+            assert ready, "it does not end"
             try:
                 if not os.read(self._terminal, 4096):
                     break
@@ -297,6 +299,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat_pair: Path, tty: Any) 
     terminal.wait_for("Ctrl-D or /quit leaves")
     terminal.type("/stats\n")
     terminal.wait_for("memory: ")  # it goes on
+    terminal.wait_for("> ")  # before, the line discipline would take the key
     terminal.type("\x04")
     assert terminal.ended() == 0
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def process(bundle: Path, grace: float) -> Iterator[tuple[subprocess.Popen[str],
     tests = Path(__file__).resolve().parent
     paths = os.pathsep.join([str(tests), str(tests.parent)])
     environment = {**os.environ, "PYTHONPATH": paths}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    # A shell that starts us in the background has its children ignore the signal.
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heeded) as server:
         try:
             assert server.stdout is not None
             url = f"http://127.0.0.1:{int(server.stdout.readline())}"
