@@ -295,7 +295,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat_pair: Path, tty: Any) 
     count = re.search(r"(\d+) tokens", stopped)
     assert count is not None and int(count[1]) < 400
     terminal.wait_for("> ")
-    terminal.type("half a line\x03")
+    terminal.type("half a line")
+    terminal.wait_for("half a line")  # before it waits for keys, Python hears of a signal only at the next one
+    terminal.type("\x03")
     terminal.wait_for("Ctrl-D or /quit leaves")
     terminal.type("/stats\n")
     terminal.wait_for("memory: ")  # it goes on
