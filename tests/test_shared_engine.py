@@ -141,6 +141,14 @@ def test_a_new_text_copies_what_it_shares_with_another_and_leaves_that_whole(
         assert again.token_ids == plain([*one, 1], max_new_tokens=4).token_ids
 
 
+def test_texts_that_hold_nothing_do_not_pile_up(tiny_bundle: Bundles) -> None:
+    with edge_spec.load(tiny_bundle(**PAIR), context=100) as small:
+        for start in range(12):
+            small.generate([7, 3, *[start, 5] * 10], max_new_tokens=2)  # shares a little, and finds no room beside
+            small.generate([start], cancelled=lambda: True)
+        assert len(small._caches._own) <= len(small._caches._texts) <= 2
+
+
 def test_the_draft_keeps_what_it_read_of_texts_that_take_turns(tiny_bundle: Bundles) -> None:
     with edge_spec.load(tiny_bundle(**LONG), context=1024) as engine:
         drafter = engine._drafters["model"]

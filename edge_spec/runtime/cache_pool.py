@@ -115,7 +115,7 @@ class CachePool:
         """End a generation; the cache stays, unless the text was removed meanwhile."""
         with self._lock:
             text.in_use = False
-            if text.removed:
+            if text.removed or not text.tokens:  # nobody could go on from nothing
                 self._evict(text)
 
     def use(self, text: CachedText, length: int) -> None:
@@ -162,15 +162,13 @@ class CachePool:
         if best is not None and 2 * shared >= len(best.tokens):
             return best
         new = self.add()
+        if best is not None and shared:
+            has_room = new.cache.slots_for(length) + sum(text.cache.capacity for text in self._texts) <= self.slots
+            if not has_room or not new.cache.copy(best.cache, shared):
+                return best
+            new.tokens = best.tokens[:shared]
+            self._texts.append(new)
         self._own.append(new)
-        if best is None or not shared:
-            return new
-        if new.cache.slots_for(length) + sum(text.cache.capacity for text in self._texts) > self.slots:
-            return best
-        if not new.cache.copy(best.cache, shared):
-            return best
-        new.tokens = best.tokens[:shared]
-        self._texts.append(new)
         return new
 
     def _evict(self, text: CachedText) -> None:
