@@ -63,7 +63,11 @@ class Checkpoint(Protocol):
         ...
 
     def tensor(self, name: str) -> Float32Array:
-        """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""
+        """Return one tensor as float32, an array of the caller's own.
+
+        Raises:
+            CheckpointError: it is missing, cut short or not finite.
+        """
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:

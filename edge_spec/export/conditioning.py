@@ -62,13 +62,13 @@ class Conditioner:
             self._text = Float32Reference(facts, np.concatenate(embedded))
 
     def layer(self, layer: DecoderLayer) -> tuple[DecoderLayer, LayerImportance | None]:
-        """Rewrite the next layer, and say how large the inputs of its matrices are."""
+        """Rewrite the next layer, whose arrays may change, and say how large the inputs of its matrices are."""
         if self._text is None:
             return layer, None
         inputs = self._text.run_layer(layer)
         if self._rotation is not None:
             layer, inputs = rotate_layer(layer, inputs, self._rotation)
-        return smooth_layer(layer, inputs, self._facts.kv_heads, self._facts.head_size, self._recipe)
+        return layer, smooth_layer(layer, inputs, self._facts.kv_heads, self._facts.head_size, self._recipe)
 
     def final_norm(self, gain: Float32Array) -> Float32Array:
         """Return the gain the final norm is stored with, float32 [hidden]."""
@@ -84,7 +84,7 @@ class Conditioner:
 
     def head_rows(self, rows: Float32Array, gain: Float32Array) -> Float32Array:
         """Rewrite rows of lm_head, float32 [rows, hidden], behind a norm that has ``gain`` in the checkpoint."""
-        return rows if self._rotation is None else self._rotation.rows(rows * gain)
+        return rows if self._rotation is None else self._rotation.rows(rows, gain)
 
     def embedding_rows(self, rows: Float32Array) -> Float32Array:
         """Rewrite rows of the embedding, float32 [rows, hidden]."""

@@ -8,6 +8,8 @@ which does this over the whole width).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +26,7 @@ def run_length(inputs: int) -> int:
     return min(inputs & -inputs, _LONGEST_RUN)
 
 
+@lru_cache
 def mixer(run: int) -> Float32Array:
     """The matrix H, float32 [run, run]."""
     return hadamard(run.bit_length() - 1)

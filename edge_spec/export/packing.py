@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_spec.export.decoder import DecoderLayer
-from edge_spec.export.mixing import mix, run_length
+from edge_spec.export.mixing import run_length
 from edge_spec.export.quantize import (
     quantize_blocks,
     quantize_blocks_by_importance,
@@ -175,7 +175,7 @@ class Packer:
             if storage == "int4":
                 return self._int4(rows, importance)
             if storage == "w8a8":
-                integers = quantize_channels(mix(rows, run), self._signed_integers)
+                integers = quantize_channels(rows, self._signed_integers, run)
                 return dict(zip(("weight", "scale"), integers, strict=True))
             return {"weight": rows.T.astype(_FLOAT_TYPES[storage])}
 

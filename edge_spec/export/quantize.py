@@ -7,7 +7,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.export.mixing import mix
 from edge_spec.export.rounding import fit_blocks
+from edge_spec.export.strips import strips
 
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
@@ -16,23 +18,28 @@ _SMALLEST = np.finfo(np.float32).tiny
 
 
 def quantize_channels(
-    weight: Float32Array, signed: bool
+    weight: Float32Array, signed: bool, run: int = 1
 ) -> tuple[npt.NDArray[np.int8] | npt.NDArray[np.uint8], Float32Array]:
     """Quantize a matrix symmetrically to 8 bits, one scale per output channel.
 
     Args:
         weight: float32 [out, in].
         signed: int8 around 0, or uint8 around 128. Both hold the same values.
+        run: neighbouring inputs that are mixed first (export/mixing.py).
 
     Returns:
         Integers [in, out] and float32 scales [out].
     """
-    scale = np.maximum(np.abs(weight).max(axis=1), _SMALLEST) / np.float32(127)
-    integers = np.rint(weight / scale[:, None])
-    if not signed:
-        integers += 128
-    dtype = np.int8 if signed else np.uint8
-    return np.ascontiguousarray(integers.astype(dtype).T), scale.astype(np.float32)
+    outputs, inputs = weight.shape
+    integers, scale = np.empty((inputs, outputs), np.int8 if signed else np.uint8), np.empty(outputs, np.float32)
+    for strip in strips(outputs, inputs):
+        rows = mix(weight[strip], run)
+        scale[strip] = np.maximum(np.abs(rows).max(axis=1), _SMALLEST) / np.float32(127)
+        rounded = np.rint(rows / scale[strip, None])
+        if not signed:
+            rounded += 128
+        integers[:, strip] = rounded.astype(integers.dtype).T
+    return integers, scale
 
 
 def quantize_blocks(weight: Float32Array, bits: Literal[4, 8], block_size: int) -> tuple[UInt8Array, Float32Array]:

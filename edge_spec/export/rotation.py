@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.reference import LayerInputs
+from edge_spec.export.strips import strips
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -32,16 +33,24 @@ class Rotation:
         signs = np.random.default_rng(size).integers(0, 2, size)
         self._signs = (2 * signs - 1).astype(np.float32)
 
-    def rows(self, x: Float32Array) -> Float32Array:
-        """Return x R, float32 [rows, size]."""
+    def rows(self, x: Float32Array, gain: Float32Array | None = None) -> Float32Array:
+        """Return x R, float32 [rows, size]; with ``gain``, float32 [size], which scales x before, x diag(gain) R."""
         left, right = len(self._left), len(self._right)
-        product = ((x * self._signs).reshape(-1, right) @ self._right).reshape(len(x), left, right)
-        rotated: Float32Array = np.matmul(self._left, product).reshape(x.shape)
+        factor = self._signs if gain is None else self._signs * gain
+        rotated = np.empty(x.shape, np.float32)
+        for strip in strips(*x.shape):
+            product = (x[strip] * factor).reshape(-1, right) @ self._right
+            np.matmul(self._left, product.reshape(-1, left, right), out=rotated[strip].reshape(-1, left, right))
         return rotated
 
     def columns(self, x: Float32Array) -> Float32Array:
         """Return R^T x, float32 [size, columns]."""
-        return np.ascontiguousarray(self.rows(np.ascontiguousarray(x.T)).T)
+        left, right = len(self._left), len(self._right)
+        rotated = np.empty(x.shape, np.float32)
+        for strip in strips(x.shape[1], x.shape[0]):
+            product = np.matmul(self._right.T, (x[:, strip] * self._signs[:, None]).reshape(left, right, -1))
+            rotated[:, strip] = (self._left @ product.reshape(left, -1)).reshape(len(x), -1)
+        return rotated
 
 
 def rotate_layer(layer: DecoderLayer, inputs: LayerInputs, rotation: Rotation) -> tuple[DecoderLayer, LayerInputs]:
@@ -57,7 +66,7 @@ def rotate_layer(layer: DecoderLayer, inputs: LayerInputs, rotation: Rotation) -
     """
 
     def reading(weight: Float32Array, gain: Float32Array) -> Float32Array:
-        return rotation.rows(weight * gain)
+        return rotation.rows(weight, gain)
 
     def writing(bias: Float32Array | None) -> Float32Array | None:
         return None if bias is None else rotation.rows(bias[None])[0]

@@ -10,7 +10,7 @@ norm, the rows of v or of up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.mixing import mix, run_length
 from edge_spec.export.recipe import MatrixFormat, Recipe
 from edge_spec.export.reference import LayerInputs
+from edge_spec.export.strips import strips
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -46,40 +47,39 @@ class LayerImportance:
 
 def smooth_layer(
     layer: DecoderLayer, inputs: LayerInputs, kv_heads: int, head_size: int, recipe: Recipe
-) -> tuple[DecoderLayer, LayerImportance]:
+) -> LayerImportance:
     """Rescale the inputs of a layer's ``w8a8`` and ``int4`` matrices; the layer still computes the same function.
 
     Args:
-        layer: float32 weights.
+        layer: float32 weights, changed in place, since copies of large matrices take longer than all the rest.
         inputs: of a calibration text.
         kv_heads: heads of keys and values, whose channels are shared by groups of query heads.
         head_size: channels of a head.
         recipe: says how matrices are stored.
 
     Returns:
-        The rescaled layer, and how large its rescaled inputs are.
+        How large its rescaled inputs are.
     """
     shared = _value_channels(layer.output.shape[1], kv_heads, head_size)
     value_scale = smoothing_scale(inputs.output, layer.output, recipe.attention, recipe.block_size, shared)
     run = run_length(layer.down.shape[1])
     down_scale = smoothing_scale(inputs.down, layer.down, recipe.mlp_down, recipe.block_size, run=run)
     # V comes last in qkv. So does up in gate_up: what it gives is multiplied, so any factor passes through.
-    qkv, gate_up = _divide_last_rows(layer.qkv, value_scale), _divide_last_rows(layer.gate_up, down_scale)
-    qkv_scale = smoothing_scale(inputs.qkv, qkv, recipe.attention, recipe.block_size)
-    mlp_scale = smoothing_scale(inputs.gate_up, gate_up, recipe.mlp_up, recipe.block_size)
+    _divide_last_rows(layer.qkv, layer.qkv_bias, value_scale)
+    _divide_last_rows(layer.gate_up, layer.gate_up_bias, down_scale)
+    qkv_scale = smoothing_scale(inputs.qkv, layer.qkv, recipe.attention, recipe.block_size)
+    mlp_scale = smoothing_scale(inputs.gate_up, layer.gate_up, recipe.mlp_up, recipe.block_size)
     output_scale = value_scale[shared]
-    smoothed = replace(
-        layer,
-        input_norm=layer.input_norm / qkv_scale,
-        qkv=qkv * qkv_scale,
-        qkv_bias=None if layer.qkv_bias is None else _divide_last_rows(layer.qkv_bias, value_scale),
-        output=layer.output * output_scale,
-        mlp_norm=layer.mlp_norm / mlp_scale,
-        gate_up=gate_up * mlp_scale,
-        gate_up_bias=None if layer.gate_up_bias is None else _divide_last_rows(layer.gate_up_bias, down_scale),
-        down=layer.down * down_scale,
-    )
-    return smoothed, LayerImportance(
+    for weight, scale in (
+        (layer.qkv, qkv_scale),
+        (layer.output, output_scale),
+        (layer.gate_up, mlp_scale),
+        (layer.down, down_scale),
+    ):
+        weight *= scale
+    for gain, scale in ((layer.input_norm, qkv_scale), (layer.mlp_norm, mlp_scale)):
+        gain /= scale
+    return LayerImportance(
         qkv=mean_square(inputs.qkv / qkv_scale),
         output=mean_square(inputs.output / output_scale),
         gate_up=mean_square(inputs.gate_up / mlp_scale),
@@ -145,13 +145,19 @@ def _w8a8_noise(x: Float32Array, weight: Float32Array, shared: npt.NDArray[np.in
 
     def noise(scale: Float32Array) -> float:
         each = scale[shared]
-        rows, columns = (np.abs(mix(rescaled, run)).max(axis=1) for rescaled in (x / each, weight * each))
+        rows, columns = _row_extremes(x, 1 / each, run), _row_extremes(weight, each, run)
         return float(
             np.square(rows).sum() * (mass * np.square(each)).sum()
             + np.square(columns).sum() * (energy / np.square(each)).sum()
         )
 
     return noise
+
+
+def _row_extremes(x: Float32Array, factor: Float32Array, run: int) -> Float32Array:
+    """The largest magnitude in each row once its elements are rescaled and mixed, float32 [rows]."""
+    extremes = [np.abs(mix(x[strip] * factor, run)).max(axis=1) for strip in strips(*x.shape)]
+    return np.concatenate(extremes)
 
 
 def _int4_error(x: Float32Array, weight: Float32Array, scale: Float32Array, block_size: int) -> float:
@@ -198,9 +204,8 @@ def _value_channels(width: int, kv_heads: int, head_size: int) -> npt.NDArray[np
     return np.tile(channels, (1, group, 1)).reshape(-1)
 
 
-def _divide_last_rows(array: Float32Array, scale: Float32Array) -> Float32Array:
-    """Divide the last rows of a matrix, or elements of a vector, by a factor each."""
-    divided = array.copy()
-    last = divided[len(array) - len(scale) :]
-    last /= scale.reshape(-1, *[1] * (array.ndim - 1))
-    return divided
+def _divide_last_rows(weight: Float32Array, bias: Float32Array | None, scale: Float32Array) -> None:
+    """Divide what the last rows of a matrix give by a factor each, in place."""
+    weight[len(weight) - len(scale) :] /= scale[:, None]
+    if bias is not None:
+        bias[len(bias) - len(scale) :] /= scale
