@@ -13,7 +13,7 @@ from edge_spec.errors import BundleError
 from edge_spec.record_json import decode, parse_json, shown
 
 # Raised whenever the manifest or the contract of the graphs changes; a bundle of another version is refused.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # By this a manifest is known for one.
 FORMAT = "edge-spec pair bundle"
@@ -42,6 +42,9 @@ class GraphRecord:
         hidden_taps: names of the hidden-state outputs it offers.
         via: who wrote it. One by way of optimum only reads the cache, and gives the keys and values of a call's own
             rows.
+        selects: whether it also gives the likeliest tokens of each row, so that whole rows of logits can stay on the
+            device (docs/cuda.md).
+        steps: tokens that one call drafts, each by a step of the model; 1 for a graph that only gives logits.
     """
 
     path: str
@@ -49,6 +52,8 @@ class GraphRecord:
     kv: CacheType
     hidden_taps: tuple[str, ...] = ()
     via: Via = "native"
+    selects: bool = False
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ class Manifest:
         default_sampling: the checkpoint's own suggestion, e.g. ``{"temperature": 0.7}``.
         files: every file of the bundle but the manifest, by relative path.
         draft_vocabulary: ``None`` where the draft reads and proposes the target's ids, all of them.
+        cpu_draft: the draft once more, in the CPU's flavour, beside a target for CUDA; ``None`` without.
     """
 
     created_by: str
@@ -184,6 +190,7 @@ class Manifest:
     draft: ModelRecord | None
     files: dict[str, FileRecord]
     draft_vocabulary: DraftVocabularyRecord | None = None
+    cpu_draft: ModelRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as written to disk, digest included."""
