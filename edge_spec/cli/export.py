@@ -77,10 +77,16 @@ def _count(text: str) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.list:
+        if others := given(arguments, "pair", "target", "draft", "recipe", "output"):
+            arguments.usage_error(f"--list exports nothing; leave out --{next(iter(others))}")
         return print_recipes(arguments.json)
     if arguments.output is None:
         arguments.usage_error("the following arguments are required: --output")
     models = _models(arguments)
+    if models["draft"] is None and (about := given(arguments, "draft_recipe", "draft_via")):
+        arguments.usage_error(
+            f"--{next(iter(about)).replace('_', '-')} is about a draft, and there is none: give --draft"
+        )
     from edge_spec.export.pair import export_pair
     from edge_spec.progress_bars import ProgressBars
 
