@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_trees import H200, FakeNvml, jetson, write_tree
@@ -67,6 +67,7 @@ def test_a_power_mode_has_its_name_where_there_is_one(
 
 
 @given(content=st.text(max_size=200))
+@settings(max_examples=30, deadline=None)
 def test_whatever_the_files_hold_is_no_error(content: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = jetson(tmp_path_factory.mktemp("tree"))
     for file in list(root.rglob("*")):
