@@ -15,6 +15,7 @@ _SHARPNESS = 1.5
 # Tokens of a passage that is copied, on average, and how often the draft model is right in one.
 _PASSAGE = 24
 _RIGHT_IN_PASSAGES = 0.9
+_LEAST_SHARE = 1e-6
 # Fresh tokens are drawn from so many, the n-th of them 1/n times as often as the first.
 _WORDS = 5000
 # Positions at which a calibration has seen draft and target side by side.
@@ -99,10 +100,11 @@ def _chances(random: np.random.Generator, mean: float, count: int) -> NDArray[np
 
 def _passages(random: np.random.Generator, share: float, prompt_length: int, length: int) -> list[tuple[int, int, int]]:
     """Start and end of passages in the answer, and where in the prompt they come from."""
-    passages = []
-    at = prompt_length
-    fresh = _PASSAGE * (1.0 - share) / share if share > 0.0 else length
-    while (at := at + int(random.geometric(1.0 / max(1.0, fresh)))) < length:
+    passages: list[tuple[int, int, int]] = []
+    # Tokens from one passage to the next, on average.
+    fresh = max(1.0, _PASSAGE * (1.0 - share) / max(share, _LEAST_SHARE))
+    at = prompt_length if share > 0.0 else length
+    while (at := at + int(random.geometric(1.0 / fresh))) < length:
         end = min(length, at + int(random.geometric(1.0 / _PASSAGE)), at + prompt_length)
         passages.append((at, end, int(random.integers(0, prompt_length - (end - at) + 1))))
         at = end
