@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge_spec.errors import RequestError
-from edge_spec.export.recipe import DEFAULT_RECIPES, RECIPES
 from edge_spec.manifest import GraphRecord, Manifest, ModelRecord
 from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.memory import MemoryPlan, plan_memory
@@ -147,6 +146,7 @@ def on_cuda(manifest: Manifest) -> Manifest:
         )
     if manifest.device == "cuda":
         return manifest
+    from edge_spec.export.recipe import DEFAULT_RECIPES, RECIPES  # with it comes all that exporting needs
 
     def exported(model: ModelRecord, recipe: str) -> ModelRecord:
         graphs = (GraphRecord("model.onnx", False, "float16"),)
