@@ -17,7 +17,7 @@ from edge_spec.cli import export, inspect
 from edge_spec.cli.command import given
 from edge_spec.errors import BundleError, QualityError
 
-COMMANDS = ("export", "run", "chat", "bench", "calibrate", "inspect", "demo")
+COMMANDS = ("export", "run", "chat", "bench", "calibrate", "simulate", "inspect", "demo")
 
 
 def help_of(*command: str, capsys: pytest.CaptureFixture[str]) -> str:

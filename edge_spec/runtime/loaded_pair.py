@@ -117,7 +117,7 @@ def load_pair(
     else:
         key = {
             "bundle": manifest.digest,
-            "machine": machine(),
+            "machine": machine(on_gpu=providers[0] != "CPUExecutionProvider"),
             "provider": providers[0],
             "threads": threads,
             "context": target.context,
