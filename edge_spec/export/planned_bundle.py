@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export.pair_recipe import PairRecipe
-from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe
+from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe, runs_on
 from edge_spec.manifest import (
     TOKENIZER,
     ArchitectureRecord,
@@ -72,7 +72,8 @@ def planned_manifest(pair: PairRecipe, device: Device = "cpu") -> Manifest:
             )
     recipes = (pair.recipe, pair.draft_recipe)
     target_recipe, draft_recipe = (
-        _recipe(given, default, device) for given, default in zip(recipes, DEFAULT_RECIPES[device], strict=True)
+        find_recipe(given if given is not None and runs_on(given, device) else default, device)
+        for given, default in zip(recipes, DEFAULT_RECIPES[device], strict=True)
     )
     target = _record(pair.target, models[pair.target], target_recipe, device)
     draft = None if pair.draft is None else _record(pair.draft, models[pair.draft], draft_recipe, device)
@@ -90,13 +91,6 @@ def planned_manifest(pair: PairRecipe, device: Device = "cpu") -> Manifest:
         draft=draft,
         files={TOKENIZER: FileRecord(tokenizers[models[pair.target]["tokenizer"]], "")},
     )
-
-
-def _recipe(given: Recipe | None, default: str, device: Device) -> Recipe:
-    try:
-        return find_recipe(given or default, device)
-    except EdgeSpecError:
-        return find_recipe(default, device)
 
 
 def _record(source: str, facts: dict[str, Any], recipe: Recipe, device: Device) -> ModelRecord:

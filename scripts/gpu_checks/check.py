@@ -68,5 +68,8 @@ def table(findings: Sequence[Finding]) -> str:
     """The findings as text, in columns."""
     rows = [(finding.verdict, finding.what, finding.found, finding.wanted) for finding in findings]
     widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}" for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
+        for row in rows
+    ]
     return "\n".join(line.rstrip() for line in lines)

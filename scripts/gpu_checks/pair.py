@@ -30,9 +30,7 @@ class Pairs:
     exact: Bundle
 
 
-def make_pairs(
-    folder: Path, size: str, target: str | None, draft: str | None, tell: Callable[[str], None]
-) -> Pairs:
+def make_pairs(folder: Path, size: str, target: str | None, draft: str | None, tell: Callable[[str], None]) -> Pairs:
     """Write the bundles into a folder.
 
     Args:
@@ -44,7 +42,11 @@ def make_pairs(
     """
     if target is None:
         facts = _TINY if size == TINY else SIZES[size]
-        narrow = facts if size == TINY else replace(with_layers(SIZES["small"], _DRAFT_LAYERS), logits_size=facts.logits_size)
+        narrow = (
+            facts
+            if size == TINY
+            else replace(with_layers(SIZES["small"], _DRAFT_LAYERS), logits_size=facts.logits_size)
+        )
         sources = []
         for name, shapes in (("target", facts), ("draft", narrow)):
             tell(f"random weights of the {name}")
