@@ -90,7 +90,7 @@ class _Checker:
     def __init__(self, parsed: OnnxGraph, record: ModelRecord, graph: GraphRecord, manifest: Manifest) -> None:
         self._parsed = parsed
         self.facts = record.architecture
-        self.float = FLOAT if manifest.device == "cpu" else FLOAT16
+        self.float = FLOAT if manifest.device_of(record) == "cpu" else FLOAT16
         self.tree = graph.tree
         self.quantized_cache = graph.kv == "int8"
         self.positions = max(manifest.context_length if record is manifest.target else 0, self.facts.context_length)
