@@ -17,8 +17,9 @@ from typing import Any
 from edge_spec.export.pair_recipe import DEVICES_GB, PairRecipe, read_pair_recipe
 from edge_spec.export.recipe import DEFAULT_RECIPES, Recipe, find_recipe
 from edge_spec.manifest import TOKENIZER, ArchitectureRecord, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
-from edge_spec.runtime.memory import MemoryPlan, plan_memory
+from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_budget import DEFAULT_SHARE
+from edge_spec.runtime.memory_plan import MemoryPlan
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -100,7 +100,8 @@ def export_pair(
     draft_via = draft_via or via
     target_recipe = _find_recipe(recipe, DEFAULT_RECIPES[device][0], device, via)
     draft_recipes = {
-        flavour: _find_recipe(draft_recipe, DEFAULT_RECIPES[flavour][1], flavour, draft_via) for flavour in draft_devices
+        runs_on: _find_recipe(draft_recipe, DEFAULT_RECIPES[runs_on][1], runs_on, draft_via)
+        for runs_on in draft_devices
     }
     if not check and AUTO in (target_recipe, *draft_recipes.values()):
         raise EdgeSpecError(
@@ -137,9 +138,9 @@ def export_pair(
         notes += told
         drafts: dict[Device, ModelRecord] = {}
         if speech is not None:
-            for flavour, chosen in draft_recipes.items():
-                name = _DRAFT_FOLDER if flavour == device else _CPU_DRAFT_FOLDER
-                drafts[flavour], told = _export(speech.checkpoint, folder / name, "draft", chosen, flavour, check, progress)
+            for runs_on, chosen in draft_recipes.items():
+                written = folder / (_DRAFT_FOLDER if runs_on == device else _CPU_DRAFT_FOLDER)
+                drafts[runs_on], told = _export(speech.checkpoint, written, "draft", chosen, runs_on, check, progress)
                 notes += told
             speech.write(folder)
         progress("seal", 0, 1)
