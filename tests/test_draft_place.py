@@ -191,6 +191,24 @@ def test_a_draft_on_the_cpu_may_have_another_vocabulary(
             assert drafted.token_ids == plain.token_ids
 
 
+def test_the_cpus_draft_is_opened_on_the_cpu_and_the_rest_on_the_gpu(
+    tiny_bundle: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    providers: dict[str, str] = {}
+
+    class Noted(Model):
+        def __init__(self, bundle: Bundle, record: ModelRecord, wanted: list[str], *arguments: Any) -> None:
+            super().__init__(bundle, record, ["CPUExecutionProvider"], *arguments)
+            providers[record.graphs[0].path.partition("/")[0]] = wanted[0]
+
+    monkeypatch.setattr(loaded_pair, "Model", Noted)
+    both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr("edge_spec.runtime.engine.select_provider", lambda device, flavour: both)
+    for wanted in ("cuda", "cpu"):
+        engine(tiny_bundle(**CUDA, draft_device=wanted)).close()
+    assert providers == {"target": both[0], "draft": both[0], "draft-cpu": both[1]}
+
+
 # Which place
 
 
