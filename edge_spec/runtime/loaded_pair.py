@@ -141,7 +141,7 @@ def load_pair(
         for choice in configurations:
             key = {
                 "bundle": manifest.digest,
-                "machine": machine(),
+                "machine": machine(on_gpu=providers[0] != _CPU_PROVIDER),
                 "provider": providers[0],
                 "threads": threads,
                 "context": target.context,
