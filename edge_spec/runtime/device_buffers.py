@@ -14,14 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.runtime.captured_calls import CallShape
-
-# One node, row = Gather(logits, index) along axis 1: float32 [1, rows, columns] and int64 [1] to float32
-# [1, 1, columns]. Kept as bytes, because the runtime does not depend on onnx. The tests build it again and compare.
-ROW_MODEL = bytes.fromhex(
-    "08083a90010a290a066c6f676974730a05696e6465781203726f7722064761746865722a0b0a04617869731801a001021203726f"
-    "775a270a066c6f67697473121d0a1b080112170a0208010a061204726f77730a091207636f6c756d6e735a130a05696e64657812"
-    "0a0a08080712040a02080162200a03726f7712190a17080112130a0208010a0208010a091207636f6c756d6e7342040a00100d"
-)
+from edge_spec.runtime.probe_models import ROW_MODEL
 
 
 class LogitsMemory:

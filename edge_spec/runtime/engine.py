@@ -219,6 +219,7 @@ class Engine(Askable):
             self.manifest.vocab_size,
             self.exactness,
             self._target.takes_trees,
+            self._target.moves_slots,
             min(configuration.widest, self._target.widest_tree),
             GrammarVocabulary(
                 self._tokenizer, self.manifest.eos_token_ids, self.manifest.named_tokens.get("eos_token")

@@ -21,6 +21,7 @@ class GraphSession:
 
     Attributes:
         takes_trees: whether the graph takes positions and a mask.
+        graphs_refused: why ONNX Runtime captures no calls of this graph, although it was asked to.
     """
 
     def __init__(
@@ -48,6 +49,10 @@ class GraphSession:
             BundleError: ONNX Runtime refuses the graph.
             DeviceMemoryError: there is no memory for it.
         """
+
+        def named(options: Mapping[str, str] | None) -> list[Any]:
+            return [(name, dict(options)) if options and name == CUDA_PROVIDER else name for name in providers]
+
         self.takes_trees = takes_trees
         self._ort = onnxruntime
         self._weights = dict(weights or {})
@@ -62,9 +67,17 @@ class GraphSession:
         settings.add_session_config_entry("session.force_spinning_stop", "1")
         for name, value in self._weights.items():
             settings.add_initializer(name, value)
-        named: list[Any] = [(name, dict(options)) if options and name == CUDA_PROVIDER else name for name in providers]
+        self.graphs_refused: str | None = None
         try:
-            self.session = onnxruntime.InferenceSession(str(path), settings, providers=named)
+            try:
+                self.session = onnxruntime.InferenceSession(str(path), settings, providers=named(options))
+            except Exception as error:
+                if not self._graphs or "graph" not in said(error).lower() or is_out_of_memory(error):
+                    raise
+                # Not all nodes run on the GPU here, so calls cannot be captured, but the rest still works.
+                self.graphs_refused, self._graphs = said(error), False
+                eager = {**(options or {}), "enable_cuda_graph": "0"}
+                self.session = onnxruntime.InferenceSession(str(path), settings, providers=named(eager))
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
             if is_out_of_memory(error):
                 raise DeviceMemoryError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Literal
@@ -17,11 +18,14 @@ from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.configuration import Configuration
+from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,9 @@ def load_pair(
     """
     manifest = bundle.manifest
     _require_exact_integers(bundle)
+    settings = settings_for(providers)
+    for lack in settings.lacks:
+        _LOG.warning("not on this device: %s", lack)
     notes = MemoryNotes()
     # First, since reading it takes several times its size for a moment, and weights need that room later.
     with notes.of("tokenizer"):
@@ -96,9 +103,13 @@ def load_pair(
         # model ends with the context, and so one token earlier if calls have a padding row.
         own = record.graphs[0].via == "native"
         longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
-        with notes.of("target_weights" if record is manifest.target else "draft_weights"):
-            loaded = Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv)
+        is_target = record is manifest.target
+        # A draft writes chains.
+        used = settings if is_target else replace(settings, tree_graph=False)
+        with notes.of("target_weights" if is_target else "draft_weights"):
+            loaded = Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv, used)
             give_back()
+        loaded.capture(last_row=not is_target)
         return loaded
 
     def target_of(fixed_rows: int | None) -> Model:

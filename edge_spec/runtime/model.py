@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -93,6 +94,9 @@ class Model:
         graph = choose_graph(bundle, record, kv)
         sessions = open_sessions(self._ort, bundle, record, graph, providers, threads, self._settings)
         self._session, self._trees = sessions.chains, sessions.trees
+        if sessions.graphs_refused is not None:
+            lack = f"CUDA graphs: {sessions.graphs_refused}"
+            self._settings = replace(self._settings, captures=False, lacks=(*self._settings.lacks, lack))
         self._bias_type: Any = np.float16 if graph.kv == "float16" else np.float32
         self.context = context
         self.positions = record.architecture.context_length

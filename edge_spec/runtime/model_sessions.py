@@ -29,6 +29,12 @@ class ModelSessions:
     chains: GraphSession
     trees: GraphSession | None
 
+    @property
+    def graphs_refused(self) -> str | None:
+        """Why calls are not captured as CUDA graphs, although they were to be."""
+        sessions = (self.chains, self.trees)
+        return next((session.graphs_refused for session in sessions if session and session.graphs_refused), None)
+
 
 def choose_graph(bundle: Bundle, record: ModelRecord, kv: CacheType | None) -> GraphRecord:
     """The graph that does chains: on CPU it does trees as well; on CUDA it has the faster kernel.
