@@ -52,7 +52,7 @@ def test_graphs_of_one_model_are_given_the_same_values(tiny_bundle: Callable[...
 
 
 def test_sessions_read_the_given_memory_and_no_other(tmp_path: Path) -> None:
-    """There is not even a file, and what changes in the memory changes for all of them."""
+    """The file holds zeros here, and what changes in the memory changes for all of them."""
     onnx = pytest.importorskip("onnx")
     rows, columns = 64, 512
     helper, kinds = onnx.helper, onnx.TensorProto
@@ -68,6 +68,7 @@ def test_sessions_read_the_given_memory_and_no_other(tmp_path: Path) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "table.data").write_bytes(bytes(4 * rows * columns))
     numbers = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
     weights = {"table": lent_value(onnxruntime, numbers, "cpu")}
     sessions = [

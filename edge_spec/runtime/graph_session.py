@@ -12,6 +12,9 @@ from edge_spec.runtime.provider import CUDA_PROVIDER
 # What ONNX Runtime and CUDA say when the device has no memory left.
 _OUT_OF_MEMORY = ("failed to allocate memory", "out of memory", "available memory of", "alloc_failed", "bad allocation")
 
+# What it says where not every node of a graph runs on the GPU.
+_NOT_CAPTURED = ("graph capture feature", "cuda graph feature")
+
 # The number under which ONNX Runtime neither captures nor replays.
 _EAGER = -1
 
@@ -72,7 +75,7 @@ class GraphSession:
             try:
                 self.session = onnxruntime.InferenceSession(str(path), settings, providers=named(options))
             except Exception as error:
-                if not self._graphs or "graph" not in said(error).lower() or is_out_of_memory(error):
+                if not self._graphs or not any(sign in said(error).lower() for sign in _NOT_CAPTURED):
                     raise
                 # Not all nodes run on the GPU here, so calls cannot be captured, but the rest still works.
                 self.graphs_refused, self._graphs = said(error), False
