@@ -36,6 +36,7 @@ class GraphSession:
         threads: int | None = None,
         options: Mapping[str, str] | None = None,
         weights: Mapping[str, Any] | None = None,
+        profile: str | None = None,
     ) -> None:
         """Open a graph.
 
@@ -47,6 +48,7 @@ class GraphSession:
             threads: CPU threads, ``None`` for ONNX Runtime's choice.
             options: of the CUDA provider, see :func:`edge_spec.runtime.cuda_options.cuda_options`.
             weights: values by name that stand in for initializers of the graph, kept for as long as the session.
+            profile: what the name of a profile begins with, see :meth:`end_profile`; ``None`` writes none.
 
         Raises:
             BundleError: ONNX Runtime refuses the graph.
@@ -68,6 +70,9 @@ class GraphSession:
         settings.enable_mem_pattern = False
         # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
         settings.add_session_config_entry("session.force_spinning_stop", "1")
+        if profile is not None:
+            settings.enable_profiling = True
+            settings.profile_file_prefix = profile
         for name, value in self._weights.items():
             settings.add_initializer(name, value)
         self.graphs_refused: str | None = None
@@ -113,6 +118,10 @@ class GraphSession:
             options = self._run_options[number] = self._ort.RunOptions()
             options.add_run_config_entry("gpu_graph_id", str(number))
         self.session.run_with_iobinding(binding, options)
+
+    def end_profile(self) -> Path:
+        """End the profile, and return its file."""
+        return Path(self.session.end_profiling())
 
 
 def call_failure(error: Exception, rows: int, cached: int) -> ProviderError:

@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -235,6 +236,11 @@ class Model:
         """One row of the last call's logits, float32 [columns], fetched from the device where they lie."""
         assert isinstance(self._calls, DeviceCalls)
         return self._calls.row(index)
+
+    def end_profiles(self) -> list[Path]:
+        """End the profiles that the settings asked for, and return their files: for chains, and for trees if apart."""
+        sessions = [self._session, self._trees] if self.trees_apart else [self._session]
+        return [session.end_profile() for session in sessions if session is not None]
 
     def drop_trees(self) -> None:
         """Close the graph for trees, if it is one apart."""

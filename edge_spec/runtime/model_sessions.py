@@ -86,7 +86,9 @@ def open_sessions(
         checked = check_graph(bundle, record, graph)
         path = bundle.path / graph.path
         values = {} if weights is None else weights.values(path.parent, checked.initializers)
-        session = GraphSession(onnxruntime, path, graph.tree, providers, threads, settings.options, values)
+        session = GraphSession(
+            onnxruntime, path, graph.tree, providers, threads, settings.options, values, settings.profile
+        )
         for name, tensor in checked.initializers.items():
             # Of these a text reads a row for each of its tokens; everything else is read in every call.
             if name.startswith("embedding.") and tensor.external is not None:
