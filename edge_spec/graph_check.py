@@ -55,6 +55,8 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
         parsed = read_graph(data)
         _check_weights(parsed, graph, bundle.manifest)
         if graph.via == "optimum":
+            if graph.selects:
+                raise GraphError("it is said to select tokens, which no graph by way of optimum does")
             check_foreign_graph(parsed, record.architecture)
         else:
             _Checker(parsed, record, graph, bundle.manifest).run()

@@ -18,6 +18,7 @@ from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers, ChainCallBuffers
 from edge_spec.runtime.int8_cache import require_int8_cache
 from edge_spec.runtime.kv_cache import KVCache
+from edge_spec.runtime.logit_rows import LogitRows, SelectedRows
 from edge_spec.runtime.mapped_weights import read_sparingly
 from edge_spec.runtime.new_rows import NewRows
 
@@ -86,6 +87,7 @@ class Model:
         self._logits_size = record.architecture.logits_size
         graph = _choose_graph(bundle, record, kv)
         self._takes_trees = graph.tree
+        self._selects = graph.selects
         checked = check_graph(bundle, record, graph)
         self._path = bundle.path / graph.path
         self._session = self._open(providers, threads)
@@ -153,7 +155,7 @@ class Model:
         logit_rows: Sequence[int],
         positions: Sequence[int] | None = None,
         mask: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> LogitRows:
         """Append tokens to the cache and return the logits of chosen rows.
 
         Args:
@@ -165,7 +167,8 @@ class Model:
                 every token of the cache in any case, and never a later row.
 
         Returns:
-            float32 [R, columns that stand for ids], valid until the next call.
+            Rows [R, columns that stand for ids], valid until the next call: an array, or what a graph that selects
+            gives of them.
 
         Raises:
             ProviderError: ONNX Runtime failed; the cache holds what it held.
@@ -184,8 +187,10 @@ class Model:
         padded, wanted = self._padded(rows), len(logit_rows)
         if past + padded > self.cache.capacity:
             self._grow(past + padded)
-        # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
-        call = self._call(padded, max(self._padded(wanted), wanted) if wanted else 0)
+        # The kernel of the last matrix depends on its rows as well, so they are padded likewise. Not every provider
+        # takes no rows at all where it selects.
+        asked = wanted or int(self._selects)
+        call = self._call(padded, max(self._padded(asked), asked) if asked else 0)
         call.fill(token_ids, logit_rows, positions, past)
         if isinstance(call, CallBuffers) and self._takes_trees:
             call.fill_mask(mask, past)
@@ -199,6 +204,9 @@ class Model:
         if self._new_rows is not None:
             self._new_rows.append_to(self.cache, past, padded, rows)
         self.cache.length = past + rows
+        if isinstance(call, CallBuffers) and call.selection is not None:
+            ids, logits, log_sum_exp = (array[:wanted] for array in call.selection)
+            return SelectedRows(ids, logits, log_sum_exp, self._columns, call.logits.__getitem__)
         return call.logits[:wanted]
 
     def prefill(self, token_ids: Sequence[int]) -> None:
@@ -223,7 +231,7 @@ class Model:
         logit_rows: Sequence[int],
         positions: Sequence[int] | None,
         mask: npt.NDArray[np.bool_] | None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> LogitRows:
         """Run a call wider than the fixed width as several."""
         if mask is not None:
             raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
@@ -232,7 +240,10 @@ class Model:
             stop = min(start + width, len(token_ids))
             wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
             part = None if positions is None else positions[start:stop]
-            logits[wanted] = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+            rows = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+            if stop == len(token_ids) and len(wanted) == len(logit_rows):
+                return rows
+            logits[wanted] = rows
         return logits
 
     def _padded(self, rows: int) -> int:
@@ -276,7 +287,7 @@ class Model:
         if self._new_rows is None:
             self.cache.bind(binding)
             bias_type = self._dtype if self._takes_trees else None
-            return CallBuffers(self._ort, binding, rows, bias_type, logits, self._columns)
+            return CallBuffers(self._ort, binding, rows, bias_type, logits, self._columns, self._selects)
         if rows > self._new_rows.most:
             self._calls.clear()  # they write into the memory that is too small
             self._new_rows = NewRows(self._architecture, rows)
