@@ -16,7 +16,7 @@ from edge_spec.errors import BundleError
 from edge_spec.foreign_graph_check import check_foreign_graph
 from edge_spec.graph_rule import CONTRIB, MismatchError
 from edge_spec.graph_rules import RULES
-from edge_spec.manifest import GraphRecord, Manifest, ModelRecord
+from edge_spec.manifest import SELECTED_TOKENS, GraphRecord, Manifest, ModelRecord
 from edge_spec.manifest_check import LARGEST_GRAPH
 from edge_spec.onnx_file import (
     FLOAT,
@@ -55,6 +55,8 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
         parsed = read_graph(data)
         _check_weights(parsed, graph, bundle.manifest)
         if graph.via == "optimum":
+            if graph.selects:
+                raise GraphError("it is said to select tokens, which no graph by way of optimum does")
             check_foreign_graph(parsed, record.architecture)
         else:
             _Checker(parsed, record, graph, bundle.manifest).run()
@@ -93,6 +95,8 @@ class _Checker:
         self.float = FLOAT if manifest.device == "cpu" else FLOAT16
         self.tree = graph.tree
         self.quantized_cache = graph.kv == "int8"
+        self.selects = graph.selects
+        self.usable = manifest.usable_columns(record)
         self.positions = max(manifest.context_length if record is manifest.target else 0, self.facts.context_length)
         dtype = INT8 if self.quantized_cache else self.float
         self.cache = Declared(dtype, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
@@ -185,8 +189,14 @@ class _Checker:
         }
 
     def _contract_outputs(self) -> dict[str, Declared]:
+        most = min(SELECTED_TOKENS, self.usable)
+        selected = {
+            "top_logits": Declared(FLOAT, (1, "logit_rows", most)),
+            "top_ids": Declared(INT64, (1, "logit_rows", most)),
+            "log_sum_exp": Declared(FLOAT, (1, "logit_rows")),
+        }
         logits = Declared(FLOAT, (1, "logit_rows", self.facts.logits_size))
-        return {"logits": logits, **self._caches("present")}
+        return {"logits": logits, **(selected if self.selects else {}), **self._caches("present")}
 
     def _caches(self, prefix: str) -> dict[str, Declared]:
         names = (f"{prefix}.{layer}.{part}" for layer in range(self.facts.layers) for part in ("key", "value"))

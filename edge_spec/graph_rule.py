@@ -30,6 +30,8 @@ class Surroundings(Protocol):
         positions: rows that the rotary tables must have more than.
         cache: keys or values of one layer.
         quantized_cache: whether they are integers with a scale for each channel.
+        selects: whether the graph gives the likeliest tokens of each row.
+        usable: columns of the logits that stand for ids.
     """
 
     facts: ArchitectureRecord
@@ -38,6 +40,8 @@ class Surroundings(Protocol):
     positions: int
     cache: Declared
     quantized_cache: bool
+    selects: bool
+    usable: int
 
     def name(self, value: Declared | None) -> str:
         """What an input of the node at hand is called."""

@@ -77,7 +77,8 @@ def _maximum(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Seq
     return [Declared(FLOAT, (*x.shape[:-1], 1))]
 
 
-def _first_column(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
+def first_column(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
+    """Of the rule of Slice: the scales of quantized rows."""
     x = given(inputs[0], FLOAT)
     for value, number in zip(inputs[1:], (0, 1, -1), strict=True):
         constants(graph, value, number)
@@ -88,7 +89,6 @@ def _first_column(graph: Surroundings, inputs: Inputs, attributes: Attributes) -
 MATRIX_RULES: dict[tuple[str, str], Rule] = {
     ("", "MatMul"): Rule((2,), (1,), {}, _matmul),
     ("", "ReduceMax"): Rule((2,), (1,), {"keepdims": (1,)}, _maximum),
-    ("", "Slice"): Rule((4,), (1,), {}, _first_column),
     (CONTRIB, "QuantizeLinear"): Rule((3,), (1,), {}, _quantize),
     (CONTRIB, "MatMulIntegerToFloat"): Rule((6,), (1,), {}, _matmul_integers),
     (CONTRIB, "MatMulNBits"): Rule(

@@ -70,7 +70,7 @@ def feed(model: Model, tokens: Sequence[int], widths: Sequence[int]) -> Logits:
     model.cache.rollback(0)
     chunks, start = [], 0
     for width in widths:
-        chunks.append(model.forward(tokens[start : start + width], range(width)).copy())
+        chunks.append(np.array(model.forward(tokens[start : start + width], range(width))))
         start += width
     return np.concatenate(chunks)
 
@@ -124,7 +124,7 @@ def verify(model: Model, tokens: Sequence[int], tree: Proposal) -> Logits:
     past = len(tokens) - 1
     positions = [past, *(past + depth for depth in tree.depths)]
     call = [tokens[-1], *tree.tokens]
-    return model.forward(call, range(len(call)), positions, tree.ancestry()).copy()
+    return np.array(model.forward(call, range(len(call)), positions, tree.ancestry()))
 
 
 def paths(tree: Proposal) -> list[list[int]]:
@@ -231,4 +231,5 @@ def test_every_call_of_a_fixed_width_has_one_shape(path: Path, monkeypatch: pyte
     feed(model, random_tokens(0, 90), [1, 8, 20, 60, 1])
     model.cache.rollback(0)
     model.prefill(random_tokens(0, 50))
-    assert shapes == {CallShape(8, 8, 98), CallShape(8, 0, 98)}
+    # Where the graph selects, it does so for a row at least.
+    assert shapes == {CallShape(8, 8, 98), CallShape(8, 1, 98)}

@@ -59,7 +59,7 @@ def test_a_target_that_needs_a_fixed_width_gets_it(
     forward = Model.forward
 
     def depends(self: Model, token_ids: Any, *arguments: Any, **options: Any) -> Any:
-        logits = forward(self, token_ids, *arguments, **options).copy()
+        logits = np.array(forward(self, token_ids, *arguments, **options))
         return np.nextafter(logits, np.float32(np.inf)) if self.fixed_rows is None and len(token_ids) > 2 else logits
 
     monkeypatch.setattr(Model, "forward", depends)

@@ -10,6 +10,7 @@ from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import CacheScales
 from edge_spec.export.graph_attention import GraphAttention
 from edge_spec.export.graph_matrix import look_up, multiply
+from edge_spec.export.graph_selection import select
 from edge_spec.export.graph_tape import CONTRIB, GraphTape, describe
 from edge_spec.export.packing import PackedEmbedding, PackedLayer, PackedMatrix, PackedModel
 from edge_spec.export.recipe import Device
@@ -22,6 +23,7 @@ def build_graph(
     device: Device,
     tree: bool,
     scales: Sequence[CacheScales] | None = None,
+    selects_of: int | None = None,
 ) -> ir.Model:
     """Build one graph over a packed model.
 
@@ -31,12 +33,14 @@ def build_graph(
         device: decides the compute type (float32 or float16) and the kernels' attributes.
         tree: whether attention takes positions and a bias, which a proposal tree needs.
         scales: of each layer's cache, which is int8 with them and in the compute type without.
+        selects_of: columns of the logits that stand for ids, for a graph that selects the likeliest of them;
+            ``None`` for one that only gives logits.
     """
     graph = _DecoderGraph(architecture, device, tree, model.rotary, scales)
     graph.embed(model.embedding)
     for index, layer in enumerate(model.layers):
         graph.add_layer(index, layer)
-    return graph.finish(model.final_norm, model.lm_head)
+    return graph.finish(model.final_norm, model.lm_head, selects_of)
 
 
 class _DecoderGraph:
@@ -83,7 +87,7 @@ class _DecoderGraph:
         update = multiply(tape, activated, layer.down, layer.down_bias, prefix + "down")
         self._add(update, layer.post_mlp_norm, prefix + "post_mlp_norm")
 
-    def finish(self, final_norm: ir.TensorProtocol, lm_head: PackedMatrix) -> ir.Model:
+    def finish(self, final_norm: ir.TensorProtocol, lm_head: PackedMatrix, selects_of: int | None) -> ir.Model:
         """Append the final norm and lm_head on the wanted rows, and return the model."""
         tape = self._tape
         assert self._pending is not None  # a decoder has layers
@@ -94,7 +98,8 @@ class _DecoderGraph:
         if tape.dtype != ir.DataType.FLOAT:
             logits = tape.op("Cast", [logits], {"to": ir.DataType.FLOAT})
         describe(logits, "logits", ir.DataType.FLOAT, [1, "logit_rows", lm_head.outputs])
-        return tape.finish([logits, *self._attention.presents])
+        selected = [] if selects_of is None else select(tape, logits, lm_head.outputs, selects_of)
+        return tape.finish([logits, *selected, *self._attention.presents])
 
     def _norm(self, gain: ir.TensorProtocol, name: str) -> ir.Value:
         """RMS norm of the residual stream, after summing into it what is pending."""

@@ -77,10 +77,12 @@ def export_model(
         conditioner = Conditioner(checkpoint, recipe)
         model, reference_logits = _pack(checkpoint, packer, conditioner, text_ids, f"export {folder.name}", progress)
     facts, files = checkpoint.architecture, _GRAPH_FILES[device]
+    usable = min(checkpoint.vocabulary.size, facts.logits_size)
+    selects_of = usable if device == "cuda" else None
     plain = [file for file in files if file.kv != "int8"]
     rounded = [file for file in files if file.kv == "int8"]
     for file in plain:
-        ir.save(build_graph(facts, model, device, file.tree), folder / file.name)
+        ir.save(build_graph(facts, model, device, file.tree, selects_of=selects_of), folder / file.name)
 
     quality = None
     if check or rounded:
@@ -97,7 +99,6 @@ def export_model(
         progress(stage, 0, steps)
         logits = run_graph(folder / plain[0].name, read, range(0 if text_ids is None else len(text_ids)), on_layer)
         if logits is not None and reference_logits is not None:
-            usable = checkpoint.vocabulary.size
             quality = compare(logits[:, :usable], reference_logits[:, :usable])
             require_quality(quality, recipe, checkpoint.source)
         for file in rounded:
@@ -111,7 +112,10 @@ def export_model(
         architecture=_describe(facts),
         recipe=recipe.to_dict(),
         integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
-        graphs=tuple(GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv) for file in files),
+        graphs=tuple(
+            GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv, selects=selects_of is not None)
+            for file in files
+        ),
         quality=quality,
     )
 

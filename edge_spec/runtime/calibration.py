@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_spec.runtime.call_timer import CallTimer, Clock
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
+from edge_spec.runtime.logit_rows import LogitRows, likeliest_of, top_of
 from edge_spec.runtime.model import Model
 
 # Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
@@ -131,7 +131,8 @@ def _measure_target(
     def step() -> None:
         logits = timer.step(text[-1])
         answered = clock()
-        token = int(np.argmax(logits))
+        known = likeliest_of(logits, 0)
+        token = int(np.argmax(logits[0])) if known is None else known
         between.append(clock() - answered)
         if len(text) < room:
             text.append(token)
@@ -176,16 +177,20 @@ def _compare(
     for first in range(start, len(text), COMPARED_ROWS):
         told = text[first : first + COMPARED_ROWS]
         rows = draft.forward(text[first - 1 : first - 1 + len(told)], range(len(told)))
-        pairs += [_compared(row, token, vocabulary) for row, token in zip(rows, told, strict=True)]
+        pairs += [_compared(rows, row, token, vocabulary) for row, token in enumerate(told)]
     return tuple(pairs)
 
 
-def _compared(row: NDArray[np.float32], token: int, vocabulary: DraftVocabulary) -> tuple[float, bool]:
-    """The probability of the likeliest token of a row of logits, float32 [columns], and whether that is ``token``."""
-    highest = float(row.max())
+def _compared(rows: LogitRows, row: int, token: int, vocabulary: DraftVocabulary) -> tuple[float, bool]:
+    """The probability of the likeliest token of a row of logits, and whether that is ``token``."""
+    top = top_of(rows, row)
+    if top is not None and top.likeliest is not None:
+        return float(np.exp(min(float(top.peak) - top.log_sum_exp, 0.0))), vocabulary.id_of(top.likeliest) == token
+    logits = rows[row]
+    highest = float(logits.max())
     if not np.isfinite(highest):  # a draft that breaks down is never right
         return 0.0, False
-    return 1.0 / float(np.exp(row - highest).sum()), vocabulary.id_of(int(row.argmax())) == token
+    return 1.0 / float(np.exp(logits - highest).sum()), vocabulary.id_of(int(logits.argmax())) == token
 
 
 def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.manifest import SELECTED_TOKENS
+
 # Binding costs a good part of what a small model's step may cost around the session, so nothing is bound twice. The
 # numbers of a call are written through memoryviews, which takes a fraction of what numpy takes for one element.
 
@@ -19,6 +21,8 @@ class CallBuffers:
         binding: the session's binding, with all of it bound but the KV cache.
         rows: tokens of a call, padding included.
         logits: float32 [logit_rows, columns], written by the call.
+        selection: int64 ids and float32 logits [logit_rows, likeliest], and float32 log-sum-exp [logit_rows], of a
+            graph that selects; ``None`` for others.
     """
 
     def __init__(
@@ -29,6 +33,7 @@ class CallBuffers:
         bias_type: Any,
         logits: npt.NDArray[np.float32],
         columns: int,
+        selects: bool = False,
     ) -> None:
         """Allocate the inputs and bind them.
 
@@ -39,6 +44,7 @@ class CallBuffers:
             bias_type: numpy type of a tree's bias; ``None`` if the graph takes chains only.
             logits: float32 [logit_rows, logits_size], memory for the output, contiguous.
             columns: how many of its columns stand for ids.
+            selects: whether the graph selects the likeliest of them.
         """
         self._ort = onnxruntime
         self.binding = binding
@@ -59,6 +65,22 @@ class CallBuffers:
         shape = [1, logit_rows, logits_size]
         binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
         self.logits = logits[:, :columns]
+        self.selection: tuple[npt.NDArray[Any], ...] | None = None
+        if selects:
+            most = min(SELECTED_TOKENS, columns)
+            outputs: dict[str, npt.NDArray[Any]] = {
+                "top_ids": np.empty((1, logit_rows, most), np.int64),
+                "top_logits": np.empty((1, logit_rows, most), np.float32),
+                "log_sum_exp": np.empty((1, logit_rows), np.float32),
+            }
+            for name, array in outputs.items():
+                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            self.selection = tuple(array[0] for array in outputs.values())
+
+    def row(self, index: int) -> npt.NDArray[np.float32]:
+        """One row of logits, float32 [columns]."""
+        row: npt.NDArray[np.float32] = self.logits[index]
+        return row
 
     def fill(
         self, token_ids: Sequence[int], logit_rows: Sequence[int], positions: Sequence[int] | None, cached: int
@@ -111,6 +133,8 @@ class ChainCallBuffers:
         rows: tokens of a call, padding included.
         logits: float32 [logit_rows, columns], written by the call.
     """
+
+    selection: None = None  # these graphs do not
 
     def __init__(
         self, onnxruntime: Any, binding: Any, rows: int, logits: npt.NDArray[np.float32], columns: int

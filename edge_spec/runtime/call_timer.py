@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median, median_low
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_spec.runtime.cost_curve import CostCurve
+from edge_spec.runtime.logit_rows import LogitRows
 from edge_spec.runtime.model import Model
 
 Clock = Callable[[], float]
@@ -36,14 +34,13 @@ class CallTimer:
         # Seconds of the calls by row count and nearness, each with the number of plain steps before it.
         self._calls: dict[tuple[int, bool], list[tuple[int, float]]] = {}
 
-    def step(self, token: int) -> NDArray[np.float32]:
-        """Append one token and return its logits, float32 [vocab]."""
+    def step(self, token: int) -> LogitRows:
+        """Append one token and return its logits, one row."""
         self._pasts.append(self._model.cache.length)
         started = self._clock()
         logits = self._model.forward((token,), (0,))
         self._steps.append(self._clock() - started)
-        row: NDArray[np.float32] = logits[0]
-        return row
+        return logits
 
     def call(self, rows: int, logit_rows: Sequence[int], far: bool = False) -> float:
         """Run a call after at least one step and leave the cache as it was.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.manifest import SELECTED_TOKENS
 from edge_spec.runtime.captured_calls import CallShape
 from edge_spec.runtime.probe_models import ROW_MODEL
 
@@ -93,7 +94,9 @@ class DeviceCallBuffers:
         shape: CallShape,
         bias_type: Any,
         memory: LogitsMemory,
+        fetcher: RowFetcher,
         columns: int,
+        selects: bool,
         device: str,
         graph: int | None = None,
     ) -> None:
@@ -105,13 +108,16 @@ class DeviceCallBuffers:
             shape: of the calls.
             bias_type: numpy type of a tree's bias; ``None`` if the graph takes chains only.
             memory: where the logits go.
+            fetcher: fetches one row of them.
             columns: how many of their columns stand for ids.
+            selects: whether the graph selects the likeliest of them.
             device: where inputs and logits lie.
             graph: number of the CUDA graph.
         """
         self._ort = onnxruntime
         self._shape = shape
         self._columns = columns
+        self._fetcher = fetcher
         self.binding = binding
         self.graph = graph
         rows = shape.rows
@@ -129,6 +135,23 @@ class DeviceCallBuffers:
             seen = rows if shape.total is None else shape.total
             self._bias = _Input(self, "tree_bias", [1, 1, rows, seen], bias_type, device)
         self._logits = memory.bind(binding, shape.logit_rows)
+        self._selection: list[Any] = []
+        if selects:
+            most = min(SELECTED_TOKENS, columns)
+            outputs: tuple[tuple[str, list[int], Any], ...] = (
+                ("top_ids", [1, shape.logit_rows, most], np.int64),
+                ("top_logits", [1, shape.logit_rows, most], np.float32),
+                ("log_sum_exp", [1, shape.logit_rows], np.float32),
+            )
+            for name, size, dtype in outputs:
+                value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(size, dtype, device)
+                binding.bind_ortvalue_output(name, value)
+                self._selection.append(value)
+
+    @property
+    def selection(self) -> tuple[npt.NDArray[Any], ...] | None:
+        """Of a graph that selects, int64 ids and float32 logits [logit_rows, likeliest], and float32 log-sum-exp."""
+        return tuple(value.numpy()[0] for value in self._selection) if self._selection else None
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -136,10 +159,9 @@ class DeviceCallBuffers:
         fetched: npt.NDArray[np.float32] = self._logits.numpy()
         return fetched[0, :, : self._columns]
 
-    @property
-    def device_logits(self) -> Any:
-        """The same where they lie: a value of float32 [1, logit_rows, logits_size]."""
-        return self._logits
+    def row(self, index: int) -> npt.NDArray[np.float32]:
+        """One row of logits, float32 [columns], memory of its own."""
+        return self._fetcher.fetch(self._logits, index)[: self._columns]
 
     def fill(
         self, token_ids: Sequence[int], logit_rows: Sequence[int], positions: Sequence[int] | None, cached: int

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from edge_spec.manifest import ArchitectureRecord
 from edge_spec.runtime.captured_calls import CallShape, CapturedCalls, ShapeGrid
 from edge_spec.runtime.device_buffers import DeviceCallBuffers, LogitsMemory, RowFetcher
@@ -33,6 +30,7 @@ class DeviceCalls:
         facts: ArchitectureRecord,
         bias_type: Any,
         columns: int,
+        selects: bool,
         grid: ShapeGrid | None,
     ) -> None:
         """Start without buffers.
@@ -44,6 +42,7 @@ class DeviceCalls:
             facts: sizes of the model.
             bias_type: numpy type of a tree's bias.
             columns: how many columns of the logits stand for ids.
+            selects: whether the graphs select the likeliest of them.
             grid: the shapes that calls are snapped to; ``None`` if they are run as they come.
         """
         self._ort = onnxruntime
@@ -53,13 +52,13 @@ class DeviceCalls:
         self._bias_type = bias_type
         self._logits_size = facts.logits_size
         self._columns = columns
+        self._selects = selects
         self._fetcher = RowFetcher(onnxruntime, providers, settings.name)
         self._calls: dict[_Key, DeviceCallBuffers] = {}
         # Calls with graphs go on writing where they did when they were captured; the others' memory may grow.
         widest = 0 if self._captured is None or grid is None else grid.widths[-1]
         self._fixed_memory = LogitsMemory(onnxruntime, widest, facts.logits_size, settings.name)
         self._memory = self._fixed_memory
-        self._last: DeviceCallBuffers | None = None
 
     @property
     def eager_reason(self) -> str | None:
@@ -94,7 +93,6 @@ class DeviceCalls:
 
     def run(self, session: GraphSession, call: DeviceCallBuffers, cache: KVCache, rows: int) -> None:
         """Run a call whose inputs are filled in. Raises whatever ONNX Runtime raises."""
-        self._last = call
         try:
             session.run(call.binding, call.graph)
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
@@ -105,15 +103,9 @@ class DeviceCalls:
                 other.graph = None
             session.run(call.binding)
 
-    def row(self, index: int) -> npt.NDArray[np.float32]:
-        """One row of the last call's logits, float32 [columns], memory of its own."""
-        assert self._last is not None  # there was a call
-        return self._fetcher.fetch(self._last.device_logits, index)[: self._columns]
-
     def forget(self, session: GraphSession) -> None:
         """Give back the buffers of a session that is closed."""
         self._calls = {key: call for key, call in self._calls.items() if key[0] != id(session)}
-        self._last = None
 
     def _made(self, session: GraphSession, shape: CallShape, cache: KVCache) -> DeviceCallBuffers:
         graph = None if self._captured is None else self._captured.number(shape)
@@ -127,7 +119,9 @@ class DeviceCalls:
             shape,
             self._bias_type if session.takes_trees else None,
             self._fixed_memory if graph is not None else self._memory,
+            self._fetcher,
             self._columns,
+            self._selects,
             self._settings.name,
             graph,
         )

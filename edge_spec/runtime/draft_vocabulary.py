@@ -51,6 +51,16 @@ class DraftVocabulary:
         spread[self._ids] = values
         return spread
 
+    def only(self, columns: NDArray[np.int64], of: int) -> DraftVocabulary:
+        """What some of its columns stand for.
+
+        Args:
+            columns: int64 [n], ascending.
+            of: how many columns there are.
+        """
+        ids = columns if self._ids is None else self._ids[columns]
+        return DraftVocabulary(ids, of if self.size is None else self.size)
+
 
 WHOLE = DraftVocabulary()
 

@@ -29,6 +29,7 @@ class HostCalls:
         facts: ArchitectureRecord,
         bias_type: Any,
         columns: int,
+        selects: bool,
         reads_only: bool,
         rows: int,
     ) -> None:
@@ -39,6 +40,7 @@ class HostCalls:
             facts: sizes of the model.
             bias_type: numpy type of a tree's bias.
             columns: how many columns of the logits stand for ids.
+            selects: whether the graphs select the likeliest of them.
             reads_only: whether the graph only reads the cache, as those by way of optimum do.
             rows: of usual wide calls.
         """
@@ -46,6 +48,7 @@ class HostCalls:
         self._facts = facts
         self._bias_type = bias_type
         self._columns = columns
+        self._selects = selects
         self._new_rows = NewRows(facts, rows) if reads_only else None
         self._calls: dict[tuple[int, int], HostBuffers] = {}
         self._bound = -1  # version of the cache's buffers that these calls are bound to
@@ -83,7 +86,7 @@ class HostCalls:
         if self._new_rows is None:
             cache.bind(binding)
             bias_type = self._bias_type if session.takes_trees else None
-            return CallBuffers(self._ort, binding, shape.rows, bias_type, logits, self._columns)
+            return CallBuffers(self._ort, binding, shape.rows, bias_type, logits, self._columns, self._selects)
         if shape.rows > self._new_rows.most:
             self._calls.clear()  # they write into the memory that is too small
             self._new_rows = NewRows(self._facts, shape.rows)

@@ -23,6 +23,7 @@ from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.graph_session import GraphSession, call_failure, said
 from edge_spec.runtime.host_calls import HostCalls
 from edge_spec.runtime.kv_cache import KVCache, SpareBuffers
+from edge_spec.runtime.logit_rows import LogitRows, SelectedRows
 from edge_spec.runtime.model_sessions import choose_graph, open_sessions
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
@@ -93,6 +94,7 @@ class Model:
         self._columns = bundle.manifest.usable_columns(record)
         self._logits_size = record.architecture.logits_size
         graph = choose_graph(bundle, record, kv)
+        self._selects = graph.selects
         sessions = open_sessions(self._ort, bundle, record, graph, providers, threads, self._settings)
         self._session, self._trees = sessions.chains, sessions.trees
         if sessions.graphs_refused is not None:
@@ -110,12 +112,19 @@ class Model:
         self._calls: HostCalls | DeviceCalls
         if self._settings.resident:
             self._calls = DeviceCalls(
-                self._ort, self._settings, providers, self._architecture, self._bias_type, self._columns, self._grid()
+                self._ort,
+                self._settings,
+                providers,
+                self._architecture,
+                self._bias_type,
+                self._columns,
+                self._selects,
+                self._grid(),
             )
         else:
             reads_only = graph.via == "optimum"
             self._calls = HostCalls(
-                self._ort, self._architecture, self._bias_type, self._columns, reads_only, PREFILL_ROWS
+                self._ort, self._architecture, self._bias_type, self._columns, self._selects, reads_only, PREFILL_ROWS
             )
 
     def __del__(self) -> None:
@@ -181,7 +190,7 @@ class Model:
         logit_rows: Sequence[int],
         positions: Sequence[int] | None = None,
         mask: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> LogitRows:
         """Append tokens to the cache and return the logits of chosen rows.
 
         Args:
@@ -193,7 +202,8 @@ class Model:
                 every token of the cache in any case, and never a later row.
 
         Returns:
-            float32 [R, columns that stand for ids], valid until the next call.
+            Rows [R, columns that stand for ids], valid until the next call: an array, or what a graph that selects
+            gives of them.
 
         Raises:
             ProviderError: ONNX Runtime failed; the cache holds what it held.
@@ -224,6 +234,9 @@ class Model:
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
             raise call_failure(error, rows, past) from error
         self.cache.length = past + rows
+        if call.selection is not None:
+            ids, likeliest, log_sum_exp = (array[:wanted] for array in call.selection)
+            return SelectedRows(ids, likeliest, log_sum_exp, self._columns, call.row)
         logits: npt.NDArray[np.float32] = call.logits
         return logits[:wanted]
 
@@ -231,11 +244,6 @@ class Model:
         """Append tokens to the cache in chunks, without computing logits."""
         for start in range(0, len(token_ids), PREFILL_ROWS):
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
-
-    def row(self, index: int) -> npt.NDArray[np.float32]:
-        """One row of the last call's logits, float32 [columns], fetched from the device where they lie."""
-        assert isinstance(self._calls, DeviceCalls)
-        return self._calls.row(index)
 
     def end_profiles(self) -> list[Path]:
         """End the profiles that the settings asked for, and return their files: for chains, and for trees if apart."""
@@ -293,7 +301,7 @@ class Model:
         logit_rows: Sequence[int],
         positions: Sequence[int] | None,
         mask: npt.NDArray[np.bool_] | None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> LogitRows:
         """Run a call wider than the fixed width as several."""
         if mask is not None:
             raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
@@ -302,7 +310,10 @@ class Model:
             stop = min(start + width, len(token_ids))
             wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
             part = None if positions is None else positions[start:stop]
-            logits[wanted] = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+            rows = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+            if stop == len(token_ids) and len(wanted) == len(logit_rows):
+                return rows
+            logits[wanted] = rows
         return logits
 
     def _padded(self, rows: int) -> int:
@@ -320,12 +331,14 @@ class Model:
 
     def _shape(self, session: GraphSession, rows: int, wanted: int, past: int) -> CallShape:
         """The shape of a call that has so many tokens."""
+        least = int(self._selects)  # not every provider takes no rows at all where it selects
         # The bias of a sliding window counts slots from the true length.
         windowed = session.takes_trees and self._architecture.sliding_window is not None
         if isinstance(self._calls, DeviceCalls) and not windowed:
             snapped = self._calls.snap(rows, wanted, past)
             if snapped is not None:
-                return snapped
+                return replace(snapped, logit_rows=max(snapped.logit_rows, least))
         padded = self._padded(rows)
         # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
-        return CallShape(padded, max(self._padded(wanted), wanted) if wanted else 0)
+        asked = max(wanted, least)
+        return CallShape(padded, max(self._padded(asked), asked) if asked else 0)

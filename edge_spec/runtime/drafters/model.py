@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge_spec.errors import LogitsError, ProviderError, RequestError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
-from edge_spec.runtime.drafters.model_choice import Candidate, choose, laid_out, usual_evidence
+from edge_spec.runtime.drafters.model_choice import Candidate, choose, known_columns, laid_out, usual_evidence
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.drafters.read_text import ReadText
 from edge_spec.runtime.kv_cache import KVCache
@@ -184,9 +184,9 @@ class ModelDrafter:
         while len(chain) < budget.tokens and (not chain or budget.another(evidence)):
             if not read.takes(len(pending)):
                 break
-            logits = read.step(pending)
+            known = known_columns(read.step(pending), self._vocabulary)
             try:
-                candidates, law = choose(context, [*prefix, *chain], logits, budget.branches, self._vocabulary)
+                candidates, law = choose(context, [*prefix, *chain], known[0], budget.branches, *known[1:])
             except LogitsError:
                 break
             token, reason = candidates[0]

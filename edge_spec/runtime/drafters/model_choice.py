@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
+from edge_spec.runtime.logit_rows import LogitRows, top_of
 from edge_spec.runtime.noise import sample_gumbel
 from edge_spec.runtime.proposal import Evidence, Proposal
 from edge_spec.runtime.sampling import probabilities, require_finite
@@ -43,12 +44,34 @@ def evidence_of(agreement: Iterable[tuple[float, bool]]) -> Iterator[tuple[Evide
     return ((("model", "greedy", 0, bisect(EDGES, share)), agreed) for share, agreed in agreement)
 
 
+def known_columns(rows: LogitRows, vocabulary: DraftVocabulary) -> tuple[NDArray[np.float32], DraftVocabulary, float]:
+    """What there is to choose from after a step of the draft.
+
+    Where the likeliest tokens came from the device, they will do, for nothing that is proposed changes the text: no row
+    of the draft is brought from there for the sake of what is left.
+
+    Args:
+        rows: one row of the draft's logits.
+        vocabulary: what its columns stand for.
+
+    Returns:
+        Logits, float32 [n]; what they stand for; and the log-sum-exp of all that were left out.
+    """
+    top = top_of(rows, 0)
+    if top is None:
+        return rows[0], vocabulary, -np.inf
+    known = float(np.exp(top.given.astype(np.float64) - top.log_sum_exp).sum())
+    left_out = top.log_sum_exp + np.log1p(-known) if known < 1.0 else -np.inf
+    return top.logits, vocabulary.only(top.ids, rows.shape[1]), float(left_out)
+
+
 def choose(
     context: Context,
     path: Sequence[int],
     logits: NDArray[np.float32],
     branches: bool,
     vocabulary: DraftVocabulary = WHOLE,
+    left_out: float = -np.inf,
 ) -> tuple[Sequence[Candidate], NDArray[np.float32] | None]:
     """Choose the token after ``path``.
 
@@ -58,6 +81,7 @@ def choose(
         logits: float32 [columns], the draft's own.
         branches: whether runners-up are wanted.
         vocabulary: what the columns stand for.
+        left_out: log-sum-exp of the logits of all other columns.
 
     Returns:
         The token and its runners-up, with their evidence; and the law the token was drawn from, float32 [vocab],
@@ -71,7 +95,7 @@ def choose(
         columns = _best(processed, count)
         require_finite(processed[columns[0]], 0)
         peak = processed[columns[0]]
-        total = float(np.exp(processed - peak).sum())
+        total = float(np.exp(processed - peak).sum()) + float(np.exp(left_out - peak))
         shares = [float(np.exp(processed[column] - peak)) / total for column in columns]
         return _with_evidence("greedy", map(vocabulary.id_of, columns), shares), None
     law = probabilities(processed[None], context.sampling)[0]

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.logit_rows import LogitRows
 from edge_spec.runtime.proposal import Evidence, Proposal
 
 
@@ -38,15 +36,16 @@ class Outcome:
         proposal: what was verified.
         path: the draft tokens that agree with the target, as indices into the proposal, each the parent of the next.
         next_token: the target's own token after them.
-        logits: float32 [rows, vocab], as the target computed them; row 0 follows ``last``, row i + 1 follows token i
-            of the proposal. Valid during the call.
+        logits: rows [rows, vocab], as the target computed them; row 0 follows ``last``, row i + 1 follows token i of
+            the proposal. Valid during the call. Whole rows may have to come from the device, their likeliest tokens
+            are here.
     """
 
     last: int
     proposal: Proposal
     path: tuple[int, ...]
     next_token: int
-    logits: NDArray[np.float32]
+    logits: LogitRows
 
 
 class Drafter(Protocol):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_spec.runtime.kv_cache import KVCache
+from edge_spec.runtime.logit_rows import LogitRows
 from edge_spec.runtime.model import Model
 
 # Tokens read at most when the draft is behind: reading a long prompt would take longer than what the draft then saves.
@@ -105,11 +103,10 @@ class ReadText:
             return len(self._tokens) + rows <= self._model.positions
         return self.cached + rows <= self._window
 
-    def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Read one or two tokens more and return the logits behind them, float32 [vocab], valid until the next call."""
+    def step(self, tokens: Sequence[int]) -> LogitRows:
+        """Read one or two tokens more and return the logits behind them, one row, valid until the next call."""
         self._make_room(len(tokens))
-        logits: NDArray[np.float32] = self._call(tokens, (len(tokens) - 1,))[0]
-        return logits
+        return self._call(tokens, (len(tokens) - 1,))
 
     def rollback(self, length: int) -> None:
         """Forget what was read from position ``length`` of the text on."""
@@ -176,7 +173,7 @@ class ReadText:
         self.cache.keep(sinks, range(self.cached - recent, self.cached))
         self._gap = (sinks, len(self._tokens) - recent)
 
-    def _call(self, tokens: Sequence[int], logit_rows: Sequence[int]) -> NDArray[np.float32]:
+    def _call(self, tokens: Sequence[int], logit_rows: Sequence[int]) -> LogitRows:
         past, position = self.cached, len(self._tokens)
         # Without a gap, positions follow the cache.
         positions = range(position, position + len(tokens)) if position > past else None
