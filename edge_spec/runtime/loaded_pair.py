@@ -81,8 +81,7 @@ def load_pair(
     """
     manifest = bundle.manifest
     _require_exact_integers(bundle)
-    settings = settings_for(providers)
-    for lack in settings.lacks:
+    for lack in settings_for(providers).lacks:
         _LOG.warning("not on this device: %s", lack)
     notes = MemoryNotes()
     # First, since reading it takes several times its size for a moment, and weights need that room later.
@@ -104,10 +103,13 @@ def load_pair(
         own = record.graphs[0].via == "native"
         longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
         is_target = record is manifest.target
-        # A draft writes chains.
-        used = settings if is_target else replace(settings, tree_graph=False)
+        settings = settings_for(providers)
+        if not is_target:  # a draft writes chains
+            settings = replace(settings, tree_graph=False)
         with notes.of("target_weights" if is_target else "draft_weights"):
-            loaded = Model(bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv, used)
+            loaded = Model(
+                bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv, settings
+            )
             give_back()
         loaded.capture(last_row=not is_target)
         return loaded
