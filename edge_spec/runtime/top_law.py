@@ -15,8 +15,8 @@ from edge_spec.runtime.logit_rows import TopTokens
 from edge_spec.runtime.sampling import fill_law, likeliest, relative_weights, within_single_precision
 from edge_spec.runtime.sampling_params import SamplingParams
 
-# Weights are at most 1, and from here on multiples of 2^-45. Up to 256 of them have an exact sum in double precision, in
-# whatever order and among however many zeros they are added.
+# Weights are at most 1, and from here on multiples of 2^-45. Up to 256 of them have an exact sum in double precision,
+# in whatever order and among however many zeros they are added.
 _EXACT_SUMS = 2.0**-22
 
 # How far exp in single precision may be from growing with its argument, relatively, and below what it loses precision.
@@ -28,7 +28,9 @@ _WEIGHT_ERROR = 1e-4
 _SUM_ERROR = 1e-12
 
 
-def law_of_top(top: TopTokens, columns: int, params: SamplingParams) -> NDArray[np.float32] | None:
+def law_of_top(
+    top: TopTokens, columns: int, params: SamplingParams
+) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
     """The law of the next token, bit for bit what :func:`~edge_spec.runtime.sampling.probabilities` makes of the row.
 
     Args:
@@ -37,22 +39,18 @@ def law_of_top(top: TopTokens, columns: int, params: SamplingParams) -> NDArray[
         params: with a temperature above 0.
 
     Returns:
-        float32 [columns], or ``None`` if it takes the whole row to tell.
+        Ids, int64 [n], ascending, and their probabilities, float32 [n], all others being 0; or ``None`` if it takes the
+        whole row to tell.
     """
     if not top.peak > top.ceiling:
         return None
     kept = params.top_k if 0 < params.top_k < columns else columns
     if kept <= len(top.ids) and np.count_nonzero(top.logits > top.ceiling) >= kept:
-        small = np.zeros(len(top.ids), np.float32)
-        fill_law(top.logits, top.peak, params, small)
-    else:
-        found = _law_by_weight(top, columns, kept, params)
-        if found is None:
-            return None
-        small = found
-    law = np.zeros(columns, np.float32)
-    law[top.ids] = small
-    return law
+        law = np.zeros(len(top.ids), np.float32)
+        fill_law(top.logits, top.peak, params, law)
+        return top.ids, law
+    by_weight = _law_by_weight(top, columns, kept, params)
+    return None if by_weight is None else (top.ids, by_weight)
 
 
 def _law_by_weight(top: TopTokens, columns: int, kept: int, params: SamplingParams) -> NDArray[np.float32] | None:

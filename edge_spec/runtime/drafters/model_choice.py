@@ -102,7 +102,7 @@ def choose(
     start, node = len(context.tokens), len(path)
     if context.coupled:
         # A token's noise is that of its id, whichever column it has here.
-        noise = vocabulary.gather(context.noise.gumbel(start + node, vocabulary.size or len(law)))
+        noise = vocabulary.noise(context.noise, start + node, len(law))
         if count == 1:
             columns = [sample_gumbel(law, noise)]
         else:

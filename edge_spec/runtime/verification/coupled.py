@@ -19,12 +19,16 @@ def verify_coupled(p: Laws, proposal: Proposal, chance: Chance) -> Verdict:
     speculative decoding").
 
     Args:
-        p: the target's laws by row; rows need not be normalized, and only those on the accepted path are read.
+        p: the target's laws by row, which may know the token without all of law and noise (``token``); rows need not be
+            normalized, and only those on the accepted path are read.
         proposal: a chain or a tree.
         chance: gives the Gumbel noise.
     """
+    told: Callable[[int, int, Chance], int | None] | None = getattr(p, "token", None)
 
     def own_token(row: int, depth: int) -> int:
+        if told is not None and (token := told(row, depth, chance)) is not None:
+            return token
         law = p[row]
         return sample_gumbel(law, chance.gumbel(depth, len(law)))
 
