@@ -95,9 +95,7 @@ def _concatenate(graph: Surroundings, inputs: Inputs, attributes: Attributes) ->
     return [Declared(first.dtype, (1, len(inputs)))]
 
 
-def _constant_between(
-    graph: Surroundings, value: Declared | None, dtype: int, smallest: int, largest: int
-) -> None:
+def _constant_between(graph: Surroundings, value: Declared | None, dtype: int, smallest: int, largest: int) -> None:
     """Ask for a constant [1] that is one of these numbers."""
     given(value, dtype, (1,))
     contents = graph.contents(value)

@@ -6,7 +6,6 @@ A step's token is the next step's input, so that nothing has to leave the device
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +19,9 @@ from edge_spec.export.graph_tape import GraphTape, describe
 from edge_spec.export.packing import PackedModel
 from edge_spec.export.recipe import Device
 
-# Tokens of one call, by the flavour of the graphs. On a CPU a call costs next to nothing beside its step, and being able
-# to stop after each token is worth more.
-CHAIN_LENGTHS: Mapping[Device, tuple[int, ...]] = {"cpu": (), "cuda": (4, 8)}
+# Tokens of one call, by the flavour of the graphs. On a CPU a call costs next to nothing beside its step, and being
+# able to stop after each token is worth more.
+CHAIN_LENGTHS: dict[Device, tuple[int, ...]] = {"cpu": (), "cuda": (4, 8)}
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,11 @@ def export_model(
     for file in plain:
         ir.save(build_graph(facts, model, device, file.tree), folder / file.name)
     graphs = [GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv) for file in files]
-    for steps in () if choice is None else CHAIN_LENGTHS[device]:
-        name = f"draft{steps}.onnx"
-        ir.save(build_draft_chain(facts, model, device, steps, choice), folder / name)
-        graphs.append(GraphRecord(f"{folder.name}/{name}", False, files[0].kv, steps=steps))
+    if choice is not None:
+        for steps in CHAIN_LENGTHS[device]:
+            name = f"draft{steps}.onnx"
+            ir.save(build_draft_chain(facts, model, device, steps, choice), folder / name)
+            graphs.append(GraphRecord(f"{folder.name}/{name}", False, files[0].kv, steps=steps))
 
     quality = None
     if check or rounded:

@@ -125,7 +125,14 @@ def export_pair(
         draft_record = None
         if speech is not None:
             draft_record, told = _export(
-                speech.checkpoint, folder, "draft", chosen_draft_recipe, device, check, progress, speech.choice(vocabulary)
+                speech.checkpoint,
+                folder,
+                "draft",
+                chosen_draft_recipe,
+                device,
+                check,
+                progress,
+                speech.choice(vocabulary),
             )
             notes += told
             speech.write(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from edge_spec.graph_check import check_graph
 from edge_spec.manifest import CacheType, GraphRecord, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_buffers import CallBuffers, ChainCallBuffers
+from edge_spec.runtime.draft_chain import DraftChain, DraftedChain
 from edge_spec.runtime.int8_cache import require_int8_cache
 from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.mapped_weights import read_sparingly
@@ -41,6 +43,7 @@ class Model:
     Attributes:
         context: most tokens of a text.
         positions: how many positions the rotary table has for sure.
+        columns: how many columns of the logits stand for ids.
         cache: that of the current text.
     """
 
@@ -77,18 +80,24 @@ class Model:
         """
         self._process = os.getpid()
         self._session: Any = None
+        self._chains: dict[int, DraftChain] = {}
         self._ort = import_onnxruntime()
         self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
         self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
         self._exact_rows = exact_rows
         self._fixed_rows = fixed_rows
-        self._columns = bundle.manifest.usable_columns(record)
+        self.columns = bundle.manifest.usable_columns(record)
         self._logits_size = record.architecture.logits_size
         graph = _choose_graph(bundle, record, kv)
         self._takes_trees = graph.tree
         checked = check_graph(bundle, record, graph)
         self._path = bundle.path / graph.path
-        self._session = self._open(providers, threads)
+        self._session = self._open(self._path, providers, threads)
+        for chain in record.graphs:
+            if chain.steps > 1 and chain.kv == graph.kv:
+                check_graph(bundle, record, chain)
+                session = self._open(bundle.path / chain.path, providers, threads)
+                self._chains[chain.steps] = DraftChain(self._ort, session, chain.steps, self.columns)
         for name, tensor in checked.initializers.items():
             # Of these a text reads a row for each of its tokens; everything else is read in every call.
             if name.startswith("embedding.") and tensor.external is not None:
@@ -107,7 +116,8 @@ class Model:
     def __del__(self) -> None:
         """In a forked process keep the session for ever: its threads did not come along, and its end waits for them."""
         if os.getpid() != self._process:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
+            for session in (self._session, *(chain.session for chain in self._chains.values())):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
     @property
     def fixed_rows(self) -> int | None:
@@ -118,6 +128,11 @@ class Model:
     def takes_trees(self) -> bool:
         """Whether the graph takes positions and masks."""
         return self._takes_trees
+
+    @property
+    def chain_lengths(self) -> tuple[int, ...]:
+        """How many tokens one call can draft, the fewest first; none where each needs a call of its own."""
+        return tuple(sorted(self._chains))
 
     @property
     def slides(self) -> bool:
@@ -138,13 +153,13 @@ class Model:
     def use(self, cache: KVCache) -> None:
         """Work on the text of another cache from now on."""
         if cache is not self.cache:
-            self._calls.clear()
+            self._release()
             self.cache = cache
 
     def shrink(self, cache: KVCache, slots: int = 0) -> None:
         """Give back what a cache of this model does not need for so many tokens; those behind them are forgotten."""
         if cache is self.cache:
-            self._calls.clear()  # they hold the buffers
+            self._release()
         cache.shrink(slots)
 
     def forward(
@@ -192,22 +207,60 @@ class Model:
         try:
             self._session.run_with_iobinding(call.binding)
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            raise ProviderError(
-                f"ONNX Runtime failed in a call with {rows} rows behind {past} cached tokens: "
-                f"{' '.join(str(error).split())}. Nothing of it counts; the engine can go on."
-            ) from error
+            raise _failed(error, rows, past) from error
         if self._new_rows is not None:
             self._new_rows.append_to(self.cache, past, padded, rows)
         self.cache.length = past + rows
         return call.logits[:wanted]
+
+    def draft(
+        self,
+        token_ids: Sequence[int],
+        steps: int,
+        noise: Sequence[npt.NDArray[np.float32]] | None = None,
+        inverse_temperature: float = 1.0,
+    ) -> DraftedChain:
+        """Append tokens to the cache, and draft those that follow in the same call.
+
+        Args:
+            token_ids: S tokens; the cache then holds them and all drafted ones but the last.
+            steps: how many to draft, one of ``chain_lengths``.
+            noise: float32 [columns] for each step, added to the logits at the temperature; ``None`` for the likeliest.
+            inverse_temperature: what the logits are multiplied by.
+
+        Raises:
+            ProviderError: ONNX Runtime failed; the cache holds what it held.
+            RequestError: the tokens do not fit into the context.
+        """
+        chain, past = self._chains[steps], self.cache.length
+        slots = chain.slots(len(token_ids))
+        if not token_ids or slots > self.context - past:
+            raise RequestError(
+                f"{len(token_ids)} tokens and {steps} drafted ones do not fit: the cache holds {past} of "
+                f"{self.context}."
+            )
+        if past + slots > self.cache.capacity:
+            self._grow(past + slots)
+        try:
+            drafted = chain.draft(self.cache, token_ids, noise, inverse_temperature)
+        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
+            raise _failed(error, len(token_ids), past) from error
+        self.cache.length = past + slots
+        return drafted
 
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Append tokens to the cache in chunks, without computing logits."""
         for start in range(0, len(token_ids), PREFILL_ROWS):
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
 
+    def _release(self) -> None:
+        """Let go of the cache's buffers, which the calls hold."""
+        self._calls.clear()
+        for chain in self._chains.values():
+            chain.release()
+
     def _grow(self, slots: int) -> None:
-        self._calls.clear()  # they hold the buffers that are too small
+        self._release()
         try:
             self.cache.reserve(slots)
         except Exception as error:  # as above
@@ -227,7 +280,7 @@ class Model:
         """Run a call wider than the fixed width as several."""
         if mask is not None:
             raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
-        logits = np.empty((len(logit_rows), self._columns), np.float32)
+        logits = np.empty((len(logit_rows), self.columns), np.float32)
         for start in range(0, len(token_ids), width):
             stop = min(start + width, len(token_ids))
             wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
@@ -242,7 +295,7 @@ class Model:
             return rows
         return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)
 
-    def _open(self, providers: Sequence[str], threads: int | None) -> Any:
+    def _open(self, path: Path, providers: Sequence[str], threads: int | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads or 0
@@ -251,9 +304,9 @@ class Model:
         # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
-            return self._ort.InferenceSession(str(self._path), options, providers=list(providers))
+            return self._ort.InferenceSession(str(path), options, providers=list(providers))
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            raise BundleError(f"ONNX Runtime cannot load {self._path}: {' '.join(str(error).split())}") from error
+            raise BundleError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())}") from error
 
     def _call(self, rows: int, logit_rows: int) -> CallBuffers | ChainCallBuffers:
         """The buffers of calls of this shape."""
@@ -276,19 +329,26 @@ class Model:
         if self._new_rows is None:
             self.cache.bind(binding)
             bias_type = self._dtype if self._takes_trees else None
-            return CallBuffers(self._ort, binding, rows, bias_type, logits, self._columns)
+            return CallBuffers(self._ort, binding, rows, bias_type, logits, self.columns)
         if rows > self._new_rows.most:
             self._calls.clear()  # they write into the memory that is too small
             self._new_rows = NewRows(self._architecture, rows)
         self.cache.bind(binding, written=False)
         self._new_rows.bind(binding, rows)
-        return ChainCallBuffers(self._ort, binding, rows, logits, self._columns)
+        return ChainCallBuffers(self._ort, binding, rows, logits, self.columns)
+
+
+def _failed(error: Exception, rows: int, past: int) -> ProviderError:
+    return ProviderError(
+        f"ONNX Runtime failed in a call with {rows} rows behind {past} cached tokens: "
+        f"{' '.join(str(error).split())}. Nothing of it counts; the engine can go on."
+    )
 
 
 def _choose_graph(bundle: Bundle, record: ModelRecord, kv: CacheType | None) -> GraphRecord:
     """The graph to open: one does chains and trees on CPU; on CUDA the first is for chains, the faster kernel."""
     for graph in record.graphs:
-        if kv is None or graph.kv == kv:
+        if graph.steps == 1 and (kv is None or graph.kv == kv):
             if graph.kv == "int8":
                 require_int8_cache()
             return graph
