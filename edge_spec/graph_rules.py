@@ -20,7 +20,7 @@ def _gather(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequ
     if data.dtype == INT64:
         return [first_entry(graph, inputs, attributes)]
     if attributes["axis"] == 0:
-        need(graph.name(inputs[1]) == "input_ids")
+        need(graph.names_rows(inputs[1]))
         need(data.shape == (graph.facts.readable_ids, graph.facts.hidden_size))
         return [Declared(data.dtype, (*indices.shape, last_size(data)))]
     need(graph.name(inputs[1]) == "logit_rows" and data.shape[:2] == (1, "rows") and len(data.shape) == 3)

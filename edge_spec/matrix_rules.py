@@ -16,7 +16,7 @@ from edge_spec.graph_rule import (
     last_size,
     need,
 )
-from edge_spec.onnx_file import FLOAT, INT8, UINT8, Declared
+from edge_spec.onnx_file import FLOAT, INT8, INT64, UINT8, Declared
 
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -24,13 +24,13 @@ _BLOCK_SIZES = (16, 32, 64, 128, 256)
 def _gather_blocks(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
     rows, hidden = graph.facts.readable_ids, graph.facts.hidden_size
     bits, block = int(attributes["bits"]), int(attributes["block_size"])
-    need(graph.name(inputs[1]) == "input_ids")
+    need(graph.names_rows(inputs[1]))
     blocks = -(-hidden // block)
     given(inputs[0], UINT8, (rows, hidden * bits // 8))
     scale = given(inputs[2], FLOATS, (rows, blocks))
     if len(inputs) == 4:
         given(inputs[3], UINT8, (rows, -(-blocks * bits // 8)))
-    return [Declared(scale.dtype, (1, "rows", hidden))]
+    return [Declared(scale.dtype, (*given(inputs[1], INT64).shape, hidden))]
 
 
 def _matmul(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:

@@ -233,3 +233,64 @@ def test_every_call_of_a_fixed_width_has_one_shape(path: Path, monkeypatch: pyte
     model.prefill(random_tokens(0, 50))
     # Where the graph selects, it does so for a row at least.
     assert shapes == {CallShape(8, 8, 98), CallShape(8, 1, 98)}
+
+
+# Several drafted tokens in one call
+
+
+@pytest.fixture(scope="module")
+def drafts(tiny_bundle: Callable[..., Path]) -> dict[str, Model]:
+    """Drafts of a pair for CUDA: in CPU memory, resident, and with shapes for CUDA graphs."""
+    path = tiny_bundle(recipe="fp16", device="cuda", draft="close", eos=None, max_position_embeddings=2048)
+    bundle = open_bundle(path)
+    record = bundle.manifest.draft
+    assert record is not None
+    kinds = {"host": None, "resident": RESIDENT, "capturing": CAPTURING}
+    return {
+        name: Model(bundle, record, ["CPUExecutionProvider"], CONTEXT, False, threads=1, settings=settings)
+        for name, settings in kinds.items()
+    }
+
+
+@pytest.mark.parametrize("past", [1, 200, 253, 600])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_tokens_drafted_in_one_call_on_the_device_are_those_drafted_in_cpu_memory(
+    drafts: dict[str, Model], past: int, noisy: bool
+) -> None:
+    lengths = drafts["host"].chain_lengths
+    assert lengths
+    noise = np.random.default_rng(past).gumbel(size=(max(lengths), drafts["host"].columns)).astype(np.float32)
+    tokens = random_tokens(past, past)
+    for steps in lengths:
+        found = []
+        for model in drafts.values():
+            assert model.chain_lengths == lengths
+            model.cache.rollback(0)
+            model.prefill(tokens)
+            for pending in ([5], [6, 7], [8]):
+                drafted = model.draft(pending, steps, list(noise[:steps]) if noisy else None, 1.3)
+                found.append(drafted.tokens)
+                model.cache.rollback(model.cache.length - steps + 1)
+        assert found[:3] == found[3:6] == found[6:]
+
+
+def test_a_drafting_call_that_fails_with_a_graph_runs_without(
+    drafts: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = drafts["capturing"]
+    run = GraphSession.run
+
+    def failing(self: GraphSession, binding: Any, graph: int | None = None) -> None:
+        if graph is not None:
+            raise RuntimeError("CUDA error 900")
+        run(self, binding)
+
+    steps = model.chain_lengths[0]
+    model.cache.rollback(0)
+    model.prefill([1, 2, 3])
+    expected = model.draft([4], steps)
+    model.cache.rollback(3)
+    monkeypatch.setattr(GraphSession, "run", failing)
+    assert model.draft([4], steps) == expected
+    assert model.eager_reason is not None
+    assert "CUDA error 900" in model.eager_reason

@@ -15,6 +15,7 @@ from edge_spec.export.cache_scales import CacheScales, cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
 from edge_spec.export.conditioning import Conditioner
 from edge_spec.export.decoder import read_final_norm, read_layer
+from edge_spec.export.draft_chain_graph import CHAIN_LENGTHS, ChoiceOfTokens, build_draft_chain
 from edge_spec.export.graph import build_graph
 from edge_spec.export.graph_run import run_graph
 from edge_spec.export.packing import PackedLayer, PackedModel, Packer
@@ -53,7 +54,13 @@ _GRAPH_FILES: dict[Device, tuple[_GraphFile, ...]] = {
 
 
 def export_model(
-    checkpoint: Checkpoint, folder: Path, recipe: Recipe, device: Device, check: bool, progress: Progress
+    checkpoint: Checkpoint,
+    folder: Path,
+    recipe: Recipe,
+    device: Device,
+    check: bool,
+    progress: Progress,
+    choice: ChoiceOfTokens | None = None,
 ) -> ModelRecord:
     """Write one model's graphs and weights into ``folder`` and describe them.
 
@@ -64,6 +71,8 @@ def export_model(
         device: flavour of the graphs.
         check: compare the written graph with the float32 reference. An int8 cache's scales are measured in any case.
         progress: told about every layer.
+        choice: what a draft chooses from, which gets graphs that draft several tokens in a call, where the device
+            profits; ``None`` without those.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -83,6 +92,13 @@ def export_model(
     rounded = [file for file in files if file.kv == "int8"]
     for file in plain:
         ir.save(build_graph(facts, model, device, file.tree, selects_of=selects_of), folder / file.name)
+    selects = selects_of is not None
+    graphs = [GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv, selects=selects) for file in files]
+    if choice is not None:
+        for steps in CHAIN_LENGTHS[device]:
+            name = f"draft{steps}.onnx"
+            ir.save(build_draft_chain(facts, model, device, steps, choice), folder / name)
+            graphs.append(GraphRecord(f"{folder.name}/{name}", False, files[0].kv, steps=steps))
 
     quality = None
     if check or rounded:
@@ -112,10 +128,7 @@ def export_model(
         architecture=_describe(facts),
         recipe=recipe.to_dict(),
         integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
-        graphs=tuple(
-            GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv, selects=selects_of is not None)
-            for file in files
-        ),
+        graphs=tuple(graphs),
         quality=quality,
     )
 

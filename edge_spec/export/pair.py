@@ -13,6 +13,7 @@ from edge_spec.bundle import new_bundle, read_manifest
 from edge_spec.errors import CheckpointError, EdgeSpecError
 from edge_spec.export.auto_recipe import Role, choose_recipe
 from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.export.draft_chain_graph import ChoiceOfTokens
 from edge_spec.export.draft_vocabulary import choose_speech
 from edge_spec.export.model import export_model
 from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
@@ -124,7 +125,14 @@ def export_pair(
         draft_record = None
         if speech is not None:
             draft_record, told = _export(
-                speech.checkpoint, folder, "draft", chosen_draft_recipe, device, check, progress
+                speech.checkpoint,
+                folder,
+                "draft",
+                chosen_draft_recipe,
+                device,
+                check,
+                progress,
+                speech.choice(vocabulary),
             )
             notes += told
             speech.write(folder)
@@ -168,17 +176,18 @@ def _export(
     device: Device,
     check: bool,
     progress: Progress,
+    choice: ChoiceOfTokens | None = None,
 ) -> tuple[ModelRecord, tuple[str, ...]]:
     """Export one model, by a recipe that is chosen first if it is auto, and say what was found out on the way."""
     folder = bundle / role
     if isinstance(checkpoint, OptimumCheckpoint):  # its recipes are never auto
         return export_optimum_model(checkpoint, folder, recipe, check, progress), ()
     if recipe != AUTO:
-        return export_model(checkpoint, folder, recipe, device, check, progress), ()
-    choice = choose_recipe(checkpoint, folder, role, progress)
-    record = export_model(checkpoint, folder, choice.recipe, device, check, progress)
+        return export_model(checkpoint, folder, recipe, device, check, progress, choice), ()
+    chosen = choose_recipe(checkpoint, folder, role, progress)
+    record = export_model(checkpoint, folder, chosen.recipe, device, check, progress, choice)
     assert record.quality is not None  # auto asks for the check
-    return record, (*choice.notes, *choice.warnings(record.quality.mean_kl))
+    return record, (*chosen.notes, *chosen.warnings(record.quality.mean_kl))
 
 
 @contextmanager

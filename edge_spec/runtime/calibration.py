@@ -111,10 +111,10 @@ def calibrate(
             agreement = ()
             draft.cache.rollback(0)
             draft.prefill(list(draft_tokens[: draft.context // 2]) or [0])
-        draft_costs = _measure_draft(draft, report, clock)
+        draft_costs, chain_step = _measure_draft(draft, report, clock)
     finally:
         draft.cache.rollback(0)
-    return Calibration(Costs(costs, draft_costs, overhead), agreement)
+    return Calibration(Costs(costs, draft_costs, overhead, chain_step), agreement)
 
 
 def _measure_target(
@@ -193,12 +193,21 @@ def _compared(rows: LogitRows, row: int, token: int, vocabulary: DraftVocabulary
     return 1.0 / float(np.exp(logits - highest).sum()), vocabulary.id_of(int(logits.argmax())) == token
 
 
-def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:
-    """Time steps and catching up after the tokens in the draft's cache."""
+def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCosts, float]:
+    """Time steps and catching up after the tokens in the draft's cache.
+
+    Returns:
+        What calls cost; and what a token costs that is drafted with others in one call, in steps.
+    """
     length = draft.cache.length
     widths = [rows for rows in _DRAFT_ROWS if rows <= draft.context // 2]
     far_past, far_widths = _far(draft)
     timer = CallTimer(draft, far_past, clock)
+    # The shortest saves least, and is taken for all of them.
+    chains = [steps for steps in draft.chain_lengths[:1] if length + steps <= draft.context]
+    for steps in chains:  # wakes what sleeps at the first call
+        draft.draft((0,), steps)
+        draft.cache.rollback(length)
 
     def step() -> None:
         timer.step(0)
@@ -213,6 +222,9 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:
         for rows in widths:
             timer.call(rows, (rows - 1,))
             step()
+        for steps in chains:
+            timer.chain(steps)
+            step()
         if far_widths:
             timer.call(1, (0,), far=True)
             step()
@@ -220,7 +232,7 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:
             timer.call(CHUNK_ROWS, ())
             step()
     report("draft model", 1.0)
-    return CallCosts(timer.curve())
+    return CallCosts(timer.curve()), timer.chain_step
 
 
 def _far(model: Model) -> tuple[int, tuple[int, ...]]:

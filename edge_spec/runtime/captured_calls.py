@@ -83,6 +83,10 @@ class ShapeGrid:
         wanted = logit_rows if logit_rows <= 1 and len(self.widths) > 1 else width if logit_rows else 0
         return CallShape(width, wanted, total)
 
+    def bucket(self, length: int) -> int | None:
+        """The total for so many tokens; ``None`` if there is none."""
+        return next((bucket for bucket in self.buckets if bucket >= length), None)
+
     def shapes(self, last_row: bool) -> Iterator[CallShape]:
         """All shapes of calls with logits, those that are needed first before the others.
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.manifest import SELECTED_TOKENS
+from edge_spec.runtime.bound_input import BoundInput
 from edge_spec.runtime.captured_calls import CallShape
 from edge_spec.runtime.probe_models import ROW_MODEL
 
@@ -114,26 +115,25 @@ class DeviceCallBuffers:
             device: where inputs and logits lie.
             graph: number of the CUDA graph.
         """
-        self._ort = onnxruntime
         self._shape = shape
         self._columns = columns
         self._fetcher = fetcher
         self.binding = binding
         self.graph = graph
         rows = shape.rows
-        self._token_ids = _Input(self, "input_ids", [1, rows], np.int64, device)
-        self._seqlens_k = _Input(self, "seqlens_k", [1], np.int32, device)
-        self._wanted = _Input(self, "logit_rows", [shape.logit_rows], np.int64, device)
+        self._token_ids = BoundInput(onnxruntime, binding, "input_ids", [1, rows], np.int64, device)
+        self._seqlens_k = BoundInput(onnxruntime, binding, "seqlens_k", [1], np.int32, device)
+        self._wanted = BoundInput(onnxruntime, binding, "logit_rows", [shape.logit_rows], np.int64, device)
         # The kernels take these from the CPU. Those of a captured graph never see them again: they are the bucket's.
-        self._total_length = _Input(self, "total_sequence_length", [], np.int32, "cpu")
-        self._bias: _Input | None = None
+        self._total_length = BoundInput(onnxruntime, binding, "total_sequence_length", [], np.int32, "cpu")
+        self._bias: BoundInput | None = None
         if bias_type is None:  # a graph for chains derives positions from the lengths
-            self._positions = _Input(self, "position_ids", [1, rows], np.int64, "cpu")
+            self._positions = BoundInput(onnxruntime, binding, "position_ids", [1, rows], np.int64, "cpu")
         else:
-            self._positions = _Input(self, "position_ids", [1, rows], np.int64, device)
-            self._bias_padding = _Input(self, "tree_bias_padding", [2], np.int64, "cpu")
+            self._positions = BoundInput(onnxruntime, binding, "position_ids", [1, rows], np.int64, device)
+            self._bias_padding = BoundInput(onnxruntime, binding, "tree_bias_padding", [2], np.int64, "cpu")
             seen = rows if shape.total is None else shape.total
-            self._bias = _Input(self, "tree_bias", [1, 1, rows, seen], bias_type, device)
+            self._bias = BoundInput(onnxruntime, binding, "tree_bias", [1, 1, rows, seen], bias_type, device)
         self._logits = memory.bind(binding, shape.logit_rows)
         self._selection: list[Any] = []
         if selects:
@@ -199,27 +199,3 @@ class DeviceCallBuffers:
         bias[0, 0, :, start + rows :] = -np.inf
         self._bias.write(bias)
         self._bias_padding.write([cached if self._shape.total is None else 0, 0])
-
-    def bound(self, name: str, shape: Sequence[int], dtype: Any, device: str) -> Any:
-        """Memory on a device that is bound to an input. ONNX Runtime owns it, and the binding keeps it."""
-        value = self._ort.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, device)
-        if 0 not in shape:
-            value.update_inplace(np.zeros(shape, dtype))
-        self.binding.bind_ortvalue_input(name, value)
-        return value
-
-
-class _Input:
-    """One input: its memory on the device, and what lies there."""
-
-    def __init__(self, call: DeviceCallBuffers, name: str, shape: list[int], dtype: Any, device: str) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._value = call.bound(name, shape, dtype, device)
-        self._held = np.zeros(shape, dtype)
-
-    def write(self, numbers: Any) -> None:
-        """Copy numbers to the device, unless they are there."""
-        array = np.asarray(numbers, self.dtype).reshape(self.shape)
-        if not np.array_equal(array, self._held):
-            self._value.update_inplace(array)
-            self._held = array

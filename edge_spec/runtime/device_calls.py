@@ -76,6 +76,14 @@ class DeviceCalls:
         """The shape of a call, see :meth:`ShapeGrid.snap`; ``None`` if it is run as it comes."""
         return None if self._grid is None else self._grid.snap(rows, logit_rows, past)
 
+    def bucket(self, length: int) -> int | None:
+        """The total that attention is told for so many tokens; ``None`` for the true one."""
+        return None if self._grid is None else self._grid.bucket(length)
+
+    def number(self, total: int | None) -> int | None:
+        """A number for the CUDA graph of other buffers of the caller's; ``None`` if its calls run without."""
+        return None if self._captured is None else self._captured.number(CallShape(1, 1, total))
+
     def shapes(self, last_row: bool) -> Iterator[CallShape]:
         """The shapes of calls that CUDA graphs are captured for, see :meth:`ShapeGrid.shapes`."""
         return iter(()) if self._captured is None or self._grid is None else self._grid.shapes(last_row)
@@ -98,10 +106,15 @@ class DeviceCalls:
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
             if call.graph is None or self._captured is None:
                 raise
-            self._captured.give_up(f"a call failed with a CUDA graph: {said(error)}")
+            self.give_up(error)
             for other in self._calls.values():
                 other.graph = None
             session.run(call.binding)
+
+    def give_up(self, error: Exception) -> None:
+        """Capture no more, since a call with a CUDA graph failed."""
+        if self._captured is not None:
+            self._captured.give_up(f"a call failed with a CUDA graph: {said(error)}")
 
     def forget(self, session: GraphSession) -> None:
         """Give back the buffers of a session that is closed."""

@@ -137,12 +137,13 @@ class KVCache:
         elif self.slots_for(slots) < self.capacity:
             self._resize(self.slots_for(slots))
 
-    def bind(self, binding: Any, written: bool = True) -> None:
-        """Bind every buffer to its past input and, if the graph writes into it, its present output."""
+    def bind(self, binding: Any, written: bool = True, steps: int = 1) -> None:
+        """Bind every buffer to its past input and, if the graph writes into it, its present output in every step."""
+        prefixes = [f"{step}." for step in range(steps)] if steps > 1 else [""]
         for name, value in self._buffers.items():
             binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            if written:
-                binding.bind_ortvalue_output(f"present.{name}", value)
+            for prefix in prefixes if written else ():
+                binding.bind_ortvalue_output(f"present.{prefix}{name}", value)
 
     def write(self, name: str, start: int, rows: npt.NDArray[Any]) -> None:
         """Put rows [kv_heads, rows, head_size] of one layer's ``key`` or ``value`` into the slots from ``start`` on."""

@@ -20,6 +20,7 @@ from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.captured_calls import CallShape, ShapeGrid
 from edge_spec.runtime.device_calls import DeviceCalls
 from edge_spec.runtime.device_settings import DeviceSettings
+from edge_spec.runtime.draft_chain import DraftChain, DraftedChain
 from edge_spec.runtime.graph_session import GraphSession, call_failure, said
 from edge_spec.runtime.host_calls import HostCalls
 from edge_spec.runtime.kv_cache import KVCache, SpareBuffers
@@ -46,6 +47,7 @@ class Model:
     Attributes:
         context: most tokens of a text.
         positions: how many positions the rotary table has for sure.
+        columns: how many columns of the logits stand for ids.
         cache: that of the current text.
     """
 
@@ -86,12 +88,13 @@ class Model:
         self._process = os.getpid()
         self._session: GraphSession | None = None
         self._trees: GraphSession | None = None
+        self._chains: dict[int, DraftChain] = {}
         self._ort = import_onnxruntime()
         self._settings = settings or DeviceSettings("cuda" if providers[0].startswith("CUDA") else "cpu")
         # Elsewhere kernels round differently at each width, and one padding row would help nobody.
         self._exact_rows = exact_rows and self._settings.name == "cpu"
         self._fixed_rows = fixed_rows
-        self._columns = bundle.manifest.usable_columns(record)
+        self.columns = bundle.manifest.usable_columns(record)
         self._logits_size = record.architecture.logits_size
         graph = choose_graph(bundle, record, kv)
         self._selects = graph.selects
@@ -117,20 +120,24 @@ class Model:
                 providers,
                 self._architecture,
                 self._bias_type,
-                self._columns,
+                self.columns,
                 self._selects,
                 self._grid(),
             )
         else:
             reads_only = graph.via == "optimum"
             self._calls = HostCalls(
-                self._ort, self._architecture, self._bias_type, self._columns, self._selects, reads_only, PREFILL_ROWS
+                self._ort, self._architecture, self._bias_type, self.columns, self._selects, reads_only, PREFILL_ROWS
             )
+
+        device_calls = self._calls if isinstance(self._calls, DeviceCalls) else None
+        for steps, session in sessions.drafting.items():
+            self._chains[steps] = DraftChain(self._ort, session, steps, self.columns, self._settings.name, device_calls)
 
     def __del__(self) -> None:
         """In a forked process keep the session for ever: its threads did not come along, and its end waits for them."""
         if os.getpid() != self._process:
-            for session in (self._session, self._trees):
+            for session in (self._session, self._trees, *(chain.session for chain in self._chains.values())):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
     @property
@@ -147,6 +154,11 @@ class Model:
     def trees_apart(self) -> bool:
         """Whether those run in another graph than other calls, with other kernels."""
         return self._trees not in (None, self._session)
+
+    @property
+    def chain_lengths(self) -> tuple[int, ...]:
+        """How many tokens one call can draft, the fewest first; none where each needs a call of its own."""
+        return tuple(sorted(self._chains))
 
     @property
     def slides(self) -> bool:
@@ -175,13 +187,13 @@ class Model:
     def use(self, cache: KVCache) -> None:
         """Work on the text of another cache from now on."""
         if cache is not self.cache:
-            self._calls.clear()
+            self._release()
             self.cache = cache
 
     def shrink(self, cache: KVCache, slots: int = 0) -> None:
         """Give back what a cache of this model does not need for so many tokens; those behind them are forgotten."""
         if cache is self.cache:
-            self._calls.clear()  # they hold the buffers
+            self._release()
         cache.shrink(slots)
 
     def forward(
@@ -236,9 +248,44 @@ class Model:
         self.cache.length = past + rows
         if call.selection is not None:
             ids, likeliest, log_sum_exp = (array[:wanted] for array in call.selection)
-            return SelectedRows(ids, likeliest, log_sum_exp, self._columns, call.row)
+            return SelectedRows(ids, likeliest, log_sum_exp, self.columns, call.row)
         logits: npt.NDArray[np.float32] = call.logits
         return logits[:wanted]
+
+    def draft(
+        self,
+        token_ids: Sequence[int],
+        steps: int,
+        noise: Sequence[npt.NDArray[np.float32]] | None = None,
+        inverse_temperature: float = 1.0,
+    ) -> DraftedChain:
+        """Append tokens to the cache, and draft those that follow in the same call.
+
+        Args:
+            token_ids: S tokens; the cache then holds them and all drafted ones but the last.
+            steps: how many to draft, one of ``chain_lengths``.
+            noise: float32 [columns] for each step, added to the logits at the temperature; ``None`` for the likeliest.
+            inverse_temperature: what the logits are multiplied by.
+
+        Raises:
+            ProviderError: ONNX Runtime failed; the cache holds what it held.
+            RequestError: the tokens do not fit into the context.
+        """
+        chain, past = self._chains[steps], self.cache.length
+        slots = chain.slots(len(token_ids))
+        if not token_ids or slots > self.context - past:
+            raise RequestError(
+                f"{len(token_ids)} tokens and {steps} drafted ones do not fit: the cache holds {past} of "
+                f"{self.context}."
+            )
+        if past + slots > self.cache.capacity:
+            self._grow(past + slots)
+        try:
+            drafted = chain.draft(self.cache, token_ids, noise, inverse_temperature)
+        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
+            raise call_failure(error, len(token_ids), past) from error
+        self.cache.length = past + slots
+        return drafted
 
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Append tokens to the cache in chunks, without computing logits."""
@@ -246,8 +293,12 @@ class Model:
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
 
     def end_profiles(self) -> list[Path]:
-        """End the profiles that the settings asked for, and return their files: for chains, and for trees if apart."""
-        sessions = [self._session, self._trees] if self.trees_apart else [self._session]
+        """End the profiles that the settings asked for, and return their files.
+
+        They are of the graph for chains, the one for trees if it is apart, and those that draft several tokens.
+        """
+        trees = [self._trees] if self.trees_apart else []
+        sessions = [self._session, *trees, *(chain.session for chain in self._chains.values())]
         return [session.end_profile() for session in sessions if session is not None]
 
     def drop_trees(self) -> None:
@@ -283,8 +334,14 @@ class Model:
         finally:
             self.cache.rollback(min(length, self.cache.length))
 
+    def _release(self) -> None:
+        """Let go of the cache's buffers."""
+        self._calls.clear()
+        for chain in self._chains.values():
+            chain.release()
+
     def _grow(self, slots: int) -> None:
-        self._calls.clear()  # they hold the buffers that are too small
+        self._release()
         try:
             self.cache.reserve(slots)
         except Exception as error:  # as above
@@ -305,7 +362,7 @@ class Model:
         """Run a call wider than the fixed width as several."""
         if mask is not None:
             raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
-        logits = np.empty((len(logit_rows), self._columns), np.float32)
+        logits = np.empty((len(logit_rows), self.columns), np.float32)
         for start in range(0, len(token_ids), width):
             stop = min(start + width, len(token_ids))
             wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]

@@ -24,15 +24,17 @@ class ModelSessions:
     Attributes:
         chains: for calls whose rows follow one another.
         trees: for calls with positions or a mask, possibly the same; ``None`` if there is none.
+        drafting: those that draft several tokens in one call, by how many.
     """
 
     chains: GraphSession
     trees: GraphSession | None
+    drafting: dict[int, GraphSession]
 
     @property
     def graphs_refused(self) -> str | None:
         """Why calls are not captured as CUDA graphs, although they were to be."""
-        sessions = (self.chains, self.trees)
+        sessions = (self.chains, self.trees, *self.drafting.values())
         return next((session.graphs_refused for session in sessions if session and session.graphs_refused), None)
 
 
@@ -80,7 +82,11 @@ def open_sessions(
         DeviceMemoryError: there is no memory for it.
     """
     apart = None if graph.tree or not settings.tree_graph else _tree_graph(record, graph)
-    weights = SharedWeights(onnxruntime, settings.name) if apart is not None and settings.shares_weights else None
+    drafting = [other for other in record.graphs if other.steps > 1 and other.kv == graph.kv]
+    several = apart is not None or drafting
+    if drafting and settings.name != "cpu" and not settings.shares_weights:
+        drafting = []  # they would hold the weights once more
+    weights = SharedWeights(onnxruntime, settings.name) if several and settings.shares_weights else None
 
     def opened(graph: GraphRecord) -> GraphSession:
         checked = check_graph(bundle, record, graph)
@@ -96,9 +102,8 @@ def open_sessions(
         return session
 
     chains = opened(graph)
-    if graph.tree:
-        return ModelSessions(chains, chains)
-    return ModelSessions(chains, None if apart is None else opened(apart))
+    trees = chains if graph.tree else None if apart is None else opened(apart)
+    return ModelSessions(chains, trees, {other.steps: opened(other) for other in drafting})
 
 
 def _tree_graph(record: ModelRecord, graph: GraphRecord) -> GraphRecord | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.draft_chain import DraftedChain
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
 from edge_spec.runtime.logit_rows import LogitRows, top_of
 from edge_spec.runtime.noise import sample_gumbel
@@ -20,6 +23,9 @@ _SIBLINGS = 3
 
 # Where the probabilities that count as the same evidence are parted.
 EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+
+# Below, the likeliest token is all but certain, and no logit is to become infinite.
+_LEAST_TEMPERATURE = 1e-4
 
 # What to expect of its tokens before any was verified: of the likeliest, and of the second and third.
 PRIORS: dict[Evidence, float] = {
@@ -33,6 +39,37 @@ Candidate = tuple[int, Evidence]
 def usual_evidence(context: Context) -> Evidence:
     """What speaks for a token of the draft model of which no more is known than how it will be chosen."""
     return ("model", "greedy" if context.noise is None else "coupled" if context.coupled else "drawn", 0)
+
+
+def drafts_at_once(context: Context) -> bool:
+    """Whether what the model computes decides the token, so that it can choose on its own: see :func:`chain_noise`."""
+    return not context.pipeline.active and (context.noise is None or context.coupled)
+
+
+def chain_noise(
+    context: Context, path: Sequence[int], steps: int, columns: int, vocabulary: DraftVocabulary
+) -> tuple[list[NDArray[np.float32]] | None, float]:
+    """What the graph needs to choose the ``steps`` tokens after ``path`` as :func:`choose` would.
+
+    That is so for a greedy request and a plain temperature. It knows nothing of top-k, top-p and min-p, and now and
+    then chooses a token that they exclude, which the target then rejects.
+
+    Returns:
+        The noise of each step, float32 [columns], ``None`` for a greedy request; and the inverse temperature.
+    """
+    if context.noise is None:
+        return None, 1.0
+    start = len(context.tokens) + len(path)
+    noise = [vocabulary.noise(context.noise, start + step, columns) for step in range(steps)]
+    return noise, 1.0 / max(context.sampling.temperature, _LEAST_TEMPERATURE)
+
+
+def chain_candidates(context: Context, drafted: DraftedChain) -> list[Candidate]:
+    """The tokens that a graph has chosen, with their evidence; none from where the model broke down."""
+    kind = "greedy" if context.noise is None else "coupled"
+    sound = list(takewhile(math.isfinite, drafted.shares))
+    told = zip(drafted.tokens, sound, strict=False)
+    return [(token, ("model", kind, 0, bisect(EDGES, share))) for token, share in told]
 
 
 def evidence_of(agreement: Iterable[tuple[float, bool]]) -> Iterator[tuple[Evidence, bool]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -20,11 +21,13 @@ class Budget:
         branches: whether the proposal may be a tree.
         another: asked before each token that costs time to draft, with the evidence of the chain drafted so far: is it
             worth going on? Drafters that propose for nothing need not ask.
+        ahead: asked likewise by drafters that draft several tokens at once: how many more are expected to be worth it?
     """
 
     tokens: int
     branches: bool = False
     another: Callable[[Sequence[Evidence]], bool] = lambda chain: True
+    ahead: Callable[[Sequence[Evidence]], float] = lambda chain: math.inf
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,10 @@ class ReencodedDrafter(ModelDrafter):
         """Steps of the draft for a proposed token, as lately."""
         return self._steps / self._brought
 
+    def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
+        """None: it looks at the text after each token."""
+        return ()
+
     def usual_evidence(self, context: Context) -> Evidence:
         """What speaks for a token of which no more is known."""
         return ("model", _kind(context), 0)
