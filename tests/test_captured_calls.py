@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import DeviceMemoryError, ProviderError
 from edge_spec.runtime.captured_calls import CallShape, CapturedCalls, ShapeGrid
+from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.model import Model
 
@@ -120,7 +121,7 @@ def test_calls_of_one_shape_replay_one_graph_and_others_have_their_own(path: Pat
 
 def test_graphs_are_captured_when_a_model_is_loaded(path: Path) -> None:
     model, recorder = load(path)
-    model.capture(last_row=False)
+    capture(model, last_row=False)
     assert recorder.graphs == [str(number) for number in range(1, 19)]  # nine widths in two buckets
     assert model.cache.length == 0
     del recorder.graphs[:]
@@ -136,8 +137,23 @@ def test_graphs_are_captured_when_a_model_is_loaded(path: Path) -> None:
 def test_capturing_ends_after_some_seconds(path: Path) -> None:
     model, recorder = load(path)
     times = iter(range(0, 1000, 4))
-    model.capture(last_row=True, clock=lambda: float(next(times)))
+    capture(model, last_row=True, clock=lambda: float(next(times)))
     assert recorder.graphs == ["1", "2"]
+
+
+def test_a_drafts_calls_are_captured_with_those_that_draft_several_tokens(tiny_bundle: Callable[..., Path]) -> None:
+    path = tiny_bundle(recipe="fp16", device="cuda", draft="close", eos=None, max_position_embeddings=2048)
+    bundle = open_bundle(path)
+    assert bundle.manifest.draft is not None
+    model = Model(bundle, bundle.manifest.draft, ["CPUExecutionProvider"], 700, False, threads=1, settings=SETTINGS)
+    capture(model, last_row=True)
+    graphs = model._calls.graphs  # type: ignore[union-attr]
+    assert graphs == 2 * (9 + len(model.chain_lengths))
+    model.prefill([1] * 100)
+    for steps in model.chain_lengths:
+        model.draft([3], steps)
+    model.forward([5], [0])
+    assert model._calls.graphs == graphs  # type: ignore[union-attr]
 
 
 def test_a_new_text_begins_in_the_buffers_of_an_old_one_and_replays_its_graphs(path: Path) -> None:

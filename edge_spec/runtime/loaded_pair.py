@@ -17,6 +17,7 @@ from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
+from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary
@@ -111,7 +112,7 @@ def load_pair(
                 bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv, settings
             )
             give_back()
-        loaded.capture(last_row=not is_target)
+        capture(loaded, last_row=not is_target)
         return loaded
 
     def target_of(fixed_rows: int | None) -> Model:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,6 @@ PREFILL_ROWS = 64
 # No kernel takes rows in smaller blocks than this. In wider calls a last block of one row would round differently, so
 # those get an even number of rows (docs/exactness.md).
 _ONE_BLOCK_ROWS = 16
-
-# Capturing takes no longer than this when a model is loaded; what is left is captured when it first comes up.
-_CAPTURE_SECONDS = 10.0
 
 
 class Model:
@@ -308,31 +304,9 @@ class Model:
                 self._calls.forget(self._trees)
             self._trees = None
 
-    def capture(self, last_row: bool, clock: Callable[[], float] = perf_counter) -> None:
-        """Run a call of each shape that CUDA graphs are captured for, as far as some seconds reach.
-
-        ONNX Runtime keeps captured graphs with the thread that ran them. Another thread's first call of a shape
-        captures it again, which takes three runs.
-
-        Args:
-            last_row: whether calls usually want the logits of one row only, as a draft's do.
-            clock: seconds.
-        """
-        if not isinstance(self._calls, DeviceCalls):
-            return
-        started, length = clock(), self.cache.length
-        try:
-            for shape in self._calls.shapes(last_row):
-                if clock() - started > _CAPTURE_SECONDS:
-                    break
-                assert shape.total is not None  # all shapes of a grid have one
-                past = min(shape.total, self.context) - shape.rows
-                if past >= length:
-                    self.cache.fill(past)
-                    self.forward([0] * shape.rows, range(shape.logit_rows))
-                    self.cache.rollback(length)
-        finally:
-            self.cache.rollback(min(length, self.cache.length))
+    def captured_shapes(self, last_row: bool) -> Iterator[CallShape]:
+        """The shapes of calls that CUDA graphs are captured for; see :mod:`edge_spec.runtime.capturing`."""
+        return self._calls.shapes(last_row) if isinstance(self._calls, DeviceCalls) else iter(())
 
     def _release(self) -> None:
         """Let go of the cache's buffers."""
