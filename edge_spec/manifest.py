@@ -33,6 +33,9 @@ CacheType = Literal["float32", "float16", "int8"]
 # Who wrote a graph: the exporter itself, or optimum-onnx. The two have contracts of their own (docs/graph-contract.md).
 Via = Literal["native", "optimum"]
 
+# Likeliest tokens of each row that a graph gives which selects; all of a smaller vocabulary.
+SELECTED_TOKENS = 64
+
 
 @dataclass(frozen=True)
 class GraphRecord:

@@ -20,6 +20,8 @@ LARGEST_BUNDLE = 256 << 30
 # Of files, and of characters in a name or a token.
 _MOST_FILES = 64
 _LONGEST_TEXT = 4096
+# Of the model, in one call of a graph that drafts.
+_MOST_STEPS = 16
 
 # Of an architecture: beyond these no model is meant for a small machine.
 LARGEST_SIZES = {
@@ -111,8 +113,12 @@ def _check_paths(manifest: Manifest) -> None:
     needed = [TOKENIZER, *(graph.path for record in models for graph in record.graphs)]
     if missing := [name for name in needed if name not in manifest.files]:
         raise ValueError(f"files lacks {shown_list(missing)}")
-    if not all(record.graphs for record in models):
+    if not all(any(graph.steps == 1 for graph in record.graphs) for record in models):
         raise ValueError("a model has no graphs")
+    for graph in (graph for record in models for graph in record.graphs):
+        _require_between(f"steps of {graph.path}", graph.steps, 1, _MOST_STEPS)
+        if graph.steps > 1 and (graph.tree or graph.kv == "int8" or graph.via != "native"):
+            raise ValueError(f"{graph.path} is said to draft {graph.steps} tokens, which graphs of its kind cannot")
     if any(len(graph.path.split("/")) != 2 or not graph.path.endswith(".onnx") for r in models for graph in r.graphs):
         raise ValueError("a graph is not called FOLDER/NAME.onnx")
     if (total := sum(record.bytes for record in manifest.files.values())) > LARGEST_BUNDLE:

@@ -14,6 +14,7 @@ from edge_spec.bundle import new_bundle, read_manifest
 from edge_spec.errors import CheckpointError, EdgeSpecError
 from edge_spec.export.auto_recipe import Role, choose_recipe
 from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.export.draft_chain_graph import ChoiceOfTokens
 from edge_spec.export.draft_vocabulary import choose_speech
 from edge_spec.export.model import export_model
 from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
@@ -140,7 +141,10 @@ def export_pair(
         if speech is not None:
             for runs_on, chosen in draft_recipes.items():
                 written = folder / (_DRAFT_FOLDER if runs_on == device else _CPU_DRAFT_FOLDER)
-                drafts[runs_on], told = _export(speech.checkpoint, written, "draft", chosen, runs_on, check, progress)
+                choice = speech.choice(vocabulary)
+                drafts[runs_on], told = _export(
+                    speech.checkpoint, written, "draft", chosen, runs_on, check, progress, choice
+                )
                 notes += told
             speech.write(folder)
         progress("seal", 0, 1)
@@ -202,16 +206,17 @@ def _export(
     device: Device,
     check: bool,
     progress: Progress,
+    choice: ChoiceOfTokens | None = None,
 ) -> tuple[ModelRecord, tuple[str, ...]]:
     """Export one model, by a recipe that is chosen first if it is auto, and say what was found out on the way."""
     if isinstance(checkpoint, OptimumCheckpoint):  # its recipes are never auto
         return export_optimum_model(checkpoint, folder, recipe, check, progress), ()
     if recipe != AUTO:
-        return export_model(checkpoint, folder, recipe, device, check, progress), ()
-    choice = choose_recipe(checkpoint, folder, role, progress)
-    record = export_model(checkpoint, folder, choice.recipe, device, check, progress)
+        return export_model(checkpoint, folder, recipe, device, check, progress, choice), ()
+    chosen = choose_recipe(checkpoint, folder, role, progress)
+    record = export_model(checkpoint, folder, chosen.recipe, device, check, progress, choice)
     assert record.quality is not None  # auto asks for the check
-    return record, (*choice.notes, *choice.warnings(record.quality.mean_kl))
+    return record, (*chosen.notes, *chosen.warnings(record.quality.mean_kl))
 
 
 @contextmanager

@@ -190,6 +190,7 @@ class Engine(Askable):
                 calibration,
                 progress,
                 pools.device_taken,
+                plan.arena_bytes(),
             )
         except Exception as error:
             if ran_out_of_memory(error):
@@ -237,6 +238,7 @@ class Engine(Askable):
             self.manifest.vocab_size,
             self.exactness,
             self._target.takes_trees,
+            self._target.moves_slots,
             min(configuration.widest, self._target.widest_tree),
             GrammarVocabulary(
                 self._tokenizer, self.manifest.eos_token_ids, self.manifest.named_tokens.get("eos_token")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Literal
@@ -16,12 +17,16 @@ from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
+from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.configuration import Configuration
+from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer
+
+_LOG = logging.getLogger(__name__)
 
 _CPU_PROVIDER = "CPUExecutionProvider"
 
@@ -67,6 +72,7 @@ def load_pair(
     calibration: Calibration | Literal["fresh"] | None,
     progress: Progress | None,
     device_taken: Callable[[], int | None] = lambda: None,
+    arenas: Mapping[str, int] | None = None,
 ) -> LoadedPair:
     """Load the models, and measure what was not given; see :func:`edge_spec.load`.
 
@@ -80,6 +86,7 @@ def load_pair(
         calibration: what calls cost here, if it is known.
         progress: told what is being measured.
         device_taken: tells the bytes that are taken of a GPU's own memory.
+        arenas: most bytes of the arenas of ``"target"`` and ``"draft"`` on a GPU; no limit where one is not named.
 
     Raises:
         BundleError: ONNX Runtime refuses a graph, or the bundle was made for another processor.
@@ -88,6 +95,8 @@ def load_pair(
     manifest = bundle.manifest
     first = configurations[0]
     _require_exact_integers(bundle, any(choice.draft_device == "cpu" for choice in configurations))
+    for lack in settings_for(providers).lacks:
+        _LOG.warning("not on this device: %s", lack)
     notes = MemoryNotes()
     # First, since reading it takes several times its size for a moment, and weights need that room later.
     with notes.of("tokenizer"):
@@ -109,9 +118,16 @@ def load_pair(
         longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
         on_gpu = manifest.device_of(record) == "cuda"
         runs_on = list(providers) if on_gpu or manifest.device == "cpu" else [_CPU_PROVIDER]
+        is_target = record is manifest.target
+        settings = settings_for(runs_on, (arenas or {}).get("target" if is_target else "draft"))
+        if not is_target:  # a draft writes chains
+            settings = replace(settings, tree_graph=False)
         with notes.of(_part(record, manifest), device_taken if on_gpu else None):
-            loaded = Model(bundle, record, runs_on, min(context, longest), exact_rows, threads, fixed_rows, kv)
+            loaded = Model(
+                bundle, record, runs_on, min(context, longest), exact_rows, threads, fixed_rows, kv, settings
+            )
             give_back()
+        capture(loaded, last_row=not is_target)
         return loaded
 
     def target_of(fixed_rows: int | None) -> Model:
