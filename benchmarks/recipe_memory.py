@@ -15,8 +15,9 @@ from pathlib import Path
 
 from edge_spec.export.pair_recipe import DEVICES_GB, PairRecipe, read_pair_recipe
 from edge_spec.export.planned_bundle import planned_manifest
-from edge_spec.runtime.memory import MemoryPlan, plan_memory
+from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_budget import DEFAULT_SHARE
+from edge_spec.runtime.memory_plan import MemoryPlan
 
 MODELS = Path(__file__).parent.parent / "models"
 

@@ -17,7 +17,7 @@ from edge_spec.graph_rule import (
     need,
     scalar,
 )
-from edge_spec.onnx_file import BOOL, FLOAT, INT64, Declared
+from edge_spec.onnx_file import BOOL, FLOAT, INT32, INT64, Declared
 
 # How keys and values are stored in 8 bits; together or not at all.
 _CACHE_ATTRIBUTES: dict[str, Sequence[int | str]] = {
@@ -41,14 +41,14 @@ def _reshape(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Seq
     x = given(inputs[0], FLOATS)
     if len(x.shape) == 3:
         size = int.from_bytes(graph.contents(inputs[1])[-8:], "little")
-        need(x.shape[:2] == (1, "rows") and size > 0 and last_size(x) % size == 0)
+        need(x.shape[0] == 1 and graph.counts_rows(x.shape[1]) and size > 0 and last_size(x) % size == 0)
         pieces = last_size(x) // size
         constants(graph, inputs[1], 0, 0, pieces, size)
-        return [Declared(x.dtype, (1, "rows", pieces, size))]
-    need(len(x.shape) == 4 and x.shape[:2] == (1, "rows") and isinstance(x.shape[2], int))
+        return [Declared(x.dtype, (*x.shape[:2], pieces, size))]
+    need(len(x.shape) == 4 and x.shape[0] == 1 and graph.counts_rows(x.shape[1]) and isinstance(x.shape[2], int))
     columns = int(x.shape[2]) * last_size(x)
     constants(graph, inputs[1], 0, 0, columns)
-    return [Declared(x.dtype, (1, "rows", columns))]
+    return [Declared(x.dtype, (*x.shape[:2], columns))]
 
 
 def _pad(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
@@ -121,20 +121,25 @@ def _attention(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> S
     facts, dtype = graph.facts, graph.float
     need((attributes["num_heads"], attributes["kv_num_heads"]) == (facts.heads, facts.kv_heads))
     heads = (facts.heads, facts.kv_heads, facts.kv_heads)
+    shape = given(inputs[0], dtype).shape
+    need(len(shape) == 3 and graph.counts_rows(shape[1]))
     if inputs[1] is None:
-        given(inputs[0], dtype, (1, "rows", sum(heads) * facts.head_size))
+        given(inputs[0], dtype, (1, shape[1], sum(heads) * facts.head_size))
         need(inputs[2] is None)
     else:
         for value, count in zip(inputs[:3], heads, strict=True):
-            given(value, dtype, (1, "rows", count * facts.head_size))
+            given(value, dtype, (1, shape[1], count * facts.head_size))
     prefix, _, part = graph.name(inputs[3]).rpartition(".")
     need(part == "key" and graph.name(inputs[4]) == f"{prefix}.value" and prefix.startswith("past_key_values."))
-    need([graph.name(value) for value in inputs[5:7]] == ["seqlens_k", "total_sequence_length"])
+    # Of a later step they are one behind another, which the rule of Add sees to.
+    need((graph.name(inputs[5]) == "seqlens_k") if shape[1] == "rows" else (graph.kind(inputs[5]) == "Add"))
+    given(inputs[5], INT32, (1,))
+    need(graph.name(inputs[6]) == "total_sequence_length")
     if attributes["do_rotary"]:
         for table in inputs[7:9]:
             # Rows are looked up by position, which the kernel does not compare with the table's length.
-            shape = given(table, dtype).shape
-            rows, columns = shape if len(shape) == 2 else (0, 0)
+            size = given(table, dtype).shape
+            rows, columns = size if len(size) == 2 else (0, 0)
             need(isinstance(rows, int) and rows > graph.positions)
             need(columns in [rope.size // 2 for rope in facts.ropes])
         need(given(inputs[7], dtype).shape == given(inputs[8], dtype).shape)
@@ -151,7 +156,7 @@ def _attention(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> S
         given(inputs[10], dtype, (1, 1, "rows", "total"))
     if "local_window_size" in attributes:
         need(not graph.tree and attributes["local_window_size"] == facts.sliding_window)
-    return [Declared(dtype, (1, "rows", facts.heads * facts.head_size)), graph.cache, graph.cache]
+    return [Declared(dtype, (1, shape[1], facts.heads * facts.head_size)), graph.cache, graph.cache]
 
 
 ATTENTION_RULES: dict[tuple[str, str], Rule] = {

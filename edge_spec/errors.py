@@ -84,5 +84,9 @@ class MemoryBudgetError(EdgeSpecError):
     """A bundle does not fit its memory budget, however small the rest is made; the message holds the table."""
 
 
+class DeviceMemoryError(MemoryBudgetError, ProviderError):
+    """The device had no memory left for what the plan had counted on."""
+
+
 class MissingDependencyError(EdgeSpecError, ImportError):
     """An optional dependency is needed for what was asked; the message names the extra to install."""

@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from edge_spec.bundle import Bundle
+from edge_spec.draft_chain_rules import NOISE_COLUMNS, draft_chain_rules
 from edge_spec.errors import BundleError
 from edge_spec.foreign_graph_check import check_foreign_graph
 from edge_spec.graph_rule import CONTRIB, MismatchError
 from edge_spec.graph_rules import RULES
-from edge_spec.manifest import GraphRecord, Manifest, ModelRecord
+from edge_spec.manifest import SELECTED_TOKENS, GraphRecord, Manifest, ModelRecord
 from edge_spec.manifest_check import LARGEST_GRAPH
 from edge_spec.onnx_file import (
     FLOAT,
@@ -55,9 +58,11 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
         parsed = read_graph(data)
         _check_weights(parsed, graph, bundle.manifest)
         if graph.via == "optimum":
+            if graph.selects:
+                raise GraphError("it is said to select tokens, which no graph by way of optimum does")
             check_foreign_graph(parsed, record.architecture)
         else:
-            _Checker(parsed, record, graph, bundle.manifest).run()
+            _Checker(parsed, record, graph, bundle).run()
         return parsed
     except GraphError as error:
         raise BundleError(f"{file} is no graph this edge-spec runs: {error}; export the bundle again.") from None
@@ -87,15 +92,25 @@ def _check_weights(parsed: OnnxGraph, graph: GraphRecord, manifest: Manifest) ->
 class _Checker:
     """Walks through the nodes of one graph."""
 
-    def __init__(self, parsed: OnnxGraph, record: ModelRecord, graph: GraphRecord, manifest: Manifest) -> None:
+    def __init__(self, parsed: OnnxGraph, record: ModelRecord, graph: GraphRecord, bundle: Bundle) -> None:
+        manifest = bundle.manifest
         self._parsed = parsed
         self.facts = record.architecture
-        self.float = FLOAT if manifest.device == "cpu" else FLOAT16
+        self.float = FLOAT if manifest.device_of(record) == "cpu" else FLOAT16
         self.tree = graph.tree
         self.quantized_cache = graph.kv == "int8"
+        self.selects = graph.selects
+        self.usable = manifest.usable_columns(record)
         self.positions = max(manifest.context_length if record is manifest.target else 0, self.facts.context_length)
         dtype = INT8 if self.quantized_cache else self.float
         self.cache = Declared(dtype, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
+        self.steps = graph.steps
+        self.columns = manifest.usable_columns(record)
+        speech = manifest.draft_vocabulary
+        names_columns = self.steps > 1 and speech is not None and speech.names_columns
+        self.column_ids = np.frombuffer(bundle.draft_ids(), "<u4").astype("<i8").tobytes() if names_columns else b""
+        self._rules = RULES if self.steps == 1 else draft_chain_rules(self.steps)
+        self._kinds: dict[str, str] = {}
         self._values: dict[str, Declared] = {}
         self._names: dict[int, str] = {}
 
@@ -132,9 +147,22 @@ class _Checker:
         """What an input of the node at hand is called."""
         return self._names.get(id(value), "")
 
+    def kind(self, value: Declared | None) -> str:
+        """The kind of node that gives an input of the node at hand; none for other values."""
+        return self._kinds.get(self.name(value), "")
+
+    def counts_rows(self, size: int | str) -> bool:
+        """Whether a dimension is the rows of a step: those of the call, or the one row of each later step."""
+        return size == "rows" or (self.steps > 1 and size == 1)
+
+    def names_rows(self, value: Declared | None) -> bool:
+        """Whether an input of the node at hand is the ids of a step's rows, which the embedding has."""
+        chosen = "Gather" if self.column_ids else "ArgMax"
+        return self.name(value) == "input_ids" or (self.steps > 1 and self.kind(value) == chosen)
+
     def _apply(self, node: Node) -> None:
         where = f"node {node.kind!r} ({', '.join(node.outputs)[:60]})"
-        rule = RULES.get((node.domain, node.kind))
+        rule = self._rules.get((node.domain, node.kind))
         if rule is None:
             raise GraphError(f"{where} is of a kind that the exporter never writes")
         attributes: dict[str, int | float | str] = {}
@@ -163,6 +191,7 @@ class _Checker:
             raise GraphError(f"{where} does not fit its inputs {given}") from None
         for name, result in zip(node.outputs, results, strict=True):
             self._define(name, result)
+            self._kinds[name] = node.kind
 
     def _define(self, name: str, value: Declared) -> None:
         if not name or name in self._values:
@@ -170,6 +199,15 @@ class _Checker:
         self._values[name] = value
 
     def _contract_inputs(self) -> dict[str, Declared]:
+        if self.steps > 1:
+            return {
+                "input_ids": Declared(INT64, (1, "rows")),
+                "seqlens_k": Declared(INT32, (1,)),
+                "total_sequence_length": Declared(INT32, ()),
+                "inverse_temperature": Declared(FLOAT, (1,)),
+                "noise": Declared(FLOAT, (self.steps, NOISE_COLUMNS)),
+                **self._caches("past_key_values"),
+            }
         bias = {
             "tree_bias": Declared(self.float, (1, 1, "rows", "rows")),
             "tree_bias_padding": Declared(INT64, (2,)),
@@ -185,8 +223,20 @@ class _Checker:
         }
 
     def _contract_outputs(self) -> dict[str, Declared]:
+        most = min(SELECTED_TOKENS, self.usable)
+        selected = {
+            "top_logits": Declared(FLOAT, (1, "logit_rows", most)),
+            "top_ids": Declared(INT64, (1, "logit_rows", most)),
+            "log_sum_exp": Declared(FLOAT, (1, "logit_rows")),
+        }
+        if self.steps > 1:
+            chosen = (1, self.steps)
+            outputs = {"draft_ids": Declared(INT64, chosen), "draft_shares": Declared(FLOAT, chosen)}
+            for step in range(self.steps):
+                outputs |= self._caches(f"present.{step}")
+            return outputs
         logits = Declared(FLOAT, (1, "logit_rows", self.facts.logits_size))
-        return {"logits": logits, **self._caches("present")}
+        return {"logits": logits, **(selected if self.selects else {}), **self._caches("present")}
 
     def _caches(self, prefix: str) -> dict[str, Declared]:
         names = (f"{prefix}.{layer}.{part}" for layer in range(self.facts.layers) for part in ("key", "value"))

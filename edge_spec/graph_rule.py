@@ -30,6 +30,11 @@ class Surroundings(Protocol):
         positions: rows that the rotary tables must have more than.
         cache: keys or values of one layer.
         quantized_cache: whether they are integers with a scale for each channel.
+        selects: whether the graph gives the likeliest tokens of each row.
+        usable: columns of the logits that stand for ids.
+        steps: tokens that a call drafts, each by a step of the model; 1 for a graph that only gives logits.
+        columns: how many columns of the logits stand for ids.
+        column_ids: which, as int64, where column i does not stand for id i.
     """
 
     facts: ArchitectureRecord
@@ -38,6 +43,11 @@ class Surroundings(Protocol):
     positions: int
     cache: Declared
     quantized_cache: bool
+    selects: bool
+    usable: int
+    steps: int
+    columns: int
+    column_ids: bytes
 
     def name(self, value: Declared | None) -> str:
         """What an input of the node at hand is called."""
@@ -45,6 +55,18 @@ class Surroundings(Protocol):
 
     def contents(self, value: Declared | None) -> bytes:
         """The bytes of a constant in the graph; none for other values."""
+        ...
+
+    def kind(self, value: Declared | None) -> str:
+        """The kind of node that gives an input of the node at hand; none for other values."""
+        ...
+
+    def counts_rows(self, size: int | str) -> bool:
+        """Whether a dimension is the rows of a step: those of the call, or the one row of each later step."""
+        ...
+
+    def names_rows(self, value: Declared | None) -> bool:
+        """Whether an input of the node at hand is the ids of a step's rows, which the embedding has."""
         ...
 
 

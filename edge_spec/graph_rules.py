@@ -1,7 +1,7 @@
 """The kinds of nodes that the exporter writes: what each is given, and the type and shape of what comes out.
 
-A new kind of node in the exporter needs a rule here, in :mod:`edge_spec.matrix_rules` or
-:mod:`edge_spec.attention_rules`.
+A new kind of node in the exporter needs a rule here, in :mod:`edge_spec.matrix_rules`,
+:mod:`edge_spec.attention_rules` or :mod:`edge_spec.selection_rules`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from edge_spec.attention_rules import ATTENTION_RULES, first_entry, split_heads
 from edge_spec.graph_rule import CONTRIB, FLOATS, Attributes, Inputs, Rule, Surroundings, given, last_size, need
-from edge_spec.matrix_rules import MATRIX_RULES
+from edge_spec.matrix_rules import MATRIX_RULES, first_column
 from edge_spec.onnx_file import FLOAT, INT64, Declared
+from edge_spec.selection_rules import SELECTION_RULES, usable_columns
 
 
 def _gather(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
@@ -19,7 +20,7 @@ def _gather(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequ
     if data.dtype == INT64:
         return [first_entry(graph, inputs, attributes)]
     if attributes["axis"] == 0:
-        need(graph.name(inputs[1]) == "input_ids")
+        need(graph.names_rows(inputs[1]))
         need(data.shape == (graph.facts.readable_ids, graph.facts.hidden_size))
         return [Declared(data.dtype, (*indices.shape, last_size(data)))]
     need(graph.name(inputs[1]) == "logit_rows" and data.shape[:2] == (1, "rows") and len(data.shape) == 3)
@@ -68,10 +69,16 @@ def _split(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Seque
     return [Declared(x.dtype, (*x.shape[:-1], last_size(x) // 2))] * 2
 
 
+def _slice(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
+    rule = usable_columns if graph.name(inputs[0]) == "logits" else first_column
+    return rule(graph, inputs, attributes)
+
+
 # Operators, their numbers of inputs and outputs, and the values their attributes may have.
 RULES: dict[tuple[str, str], Rule] = {
     **MATRIX_RULES,
     **ATTENTION_RULES,
+    **SELECTION_RULES,
     ("", "Gather"): Rule((2,), (1,), {"axis": (0, 1)}, _gather),
     ("", "Cast"): Rule((1,), (1,), {"to": FLOATS}, _cast),
     ("", "Abs"): Rule((1,), (1,), {}, _alike),
@@ -81,6 +88,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("", "Mul"): Rule((2,), (1,), {}, _broadcast),
     ("", "Div"): Rule((2,), (1,), {}, _broadcast),
     ("", "RMSNormalization"): Rule((2,), (1,), {"axis": (-1,), "epsilon": float}, _norm),
+    ("", "Slice"): Rule((4,), (1,), {}, _slice),
     ("", "Split"): Rule((1, 2), (2, 3), {"axis": (-1,), "num_outputs": (2,)}, _split, optional=("num_outputs",)),
     (CONTRIB, "SkipSimplifiedLayerNormalization"): Rule((3,), (4,), {"epsilon": float}, _skip_norm),
 }

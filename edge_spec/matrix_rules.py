@@ -16,7 +16,7 @@ from edge_spec.graph_rule import (
     last_size,
     need,
 )
-from edge_spec.onnx_file import FLOAT, INT8, UINT8, Declared
+from edge_spec.onnx_file import FLOAT, INT8, INT64, UINT8, Declared
 
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -24,13 +24,13 @@ _BLOCK_SIZES = (16, 32, 64, 128, 256)
 def _gather_blocks(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
     rows, hidden = graph.facts.readable_ids, graph.facts.hidden_size
     bits, block = int(attributes["bits"]), int(attributes["block_size"])
-    need(graph.name(inputs[1]) == "input_ids")
+    need(graph.names_rows(inputs[1]))
     blocks = -(-hidden // block)
     given(inputs[0], UINT8, (rows, hidden * bits // 8))
     scale = given(inputs[2], FLOATS, (rows, blocks))
     if len(inputs) == 4:
         given(inputs[3], UINT8, (rows, -(-blocks * bits // 8)))
-    return [Declared(scale.dtype, (1, "rows", hidden))]
+    return [Declared(scale.dtype, (*given(inputs[1], INT64).shape, hidden))]
 
 
 def _matmul(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
@@ -77,7 +77,8 @@ def _maximum(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Seq
     return [Declared(FLOAT, (*x.shape[:-1], 1))]
 
 
-def _first_column(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
+def first_column(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
+    """Of the rule of Slice: the scales of quantized rows."""
     x = given(inputs[0], FLOAT)
     for value, number in zip(inputs[1:], (0, 1, -1), strict=True):
         constants(graph, value, number)
@@ -88,7 +89,6 @@ def _first_column(graph: Surroundings, inputs: Inputs, attributes: Attributes) -
 MATRIX_RULES: dict[tuple[str, str], Rule] = {
     ("", "MatMul"): Rule((2,), (1,), {}, _matmul),
     ("", "ReduceMax"): Rule((2,), (1,), {"keepdims": (1,)}, _maximum),
-    ("", "Slice"): Rule((4,), (1,), {}, _first_column),
     (CONTRIB, "QuantizeLinear"): Rule((3,), (1,), {}, _quantize),
     (CONTRIB, "MatMulIntegerToFloat"): Rule((6,), (1,), {}, _matmul_integers),
     (CONTRIB, "MatMulNBits"): Rule(

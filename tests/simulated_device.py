@@ -77,6 +77,9 @@ class SimulatedDraft:
     read: int = 0
     steps_per_token: float = 1.0
 
+    def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
+        return ()
+
     def usual_evidence(self, context: Context) -> tuple[str | int, ...]:
         return ("model", "greedy", 0)
 

@@ -131,8 +131,8 @@ class Soak:
         self._engine = engine
         self._longest = longest
         self._random = random.Random(seed)
-        self._flaky = Flaky(engine._target._session)
-        engine._target._session = self._flaky
+        self._flaky = Flaky(engine._target._session.session)
+        engine._target._session.session = self._flaky
         self._raising = Raising()
         engine.add_drafter(self._raising)
         self._lock = threading.Lock()

@@ -300,7 +300,7 @@ def test_behind_a_gap_the_logits_are_those_of_a_text_whose_dropped_tokens_are_ma
         block = list(range(start, min(start + width, len(text))))
         context = context_of(text[: block[-1] + 1], GREEDY)
         pending = read.catch_up(context.tokens)
-        logits.append(read.step(pending).copy())
+        logits.append(read.step(pending)[0].copy())
         if len(held) + len(block) > window:
             kept = min(window * 3 // 4, window - len(block))
             sinks = min(SINKS, kept // 2, *([gap] if (gap := first_gap(held)) else []))

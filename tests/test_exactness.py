@@ -18,8 +18,11 @@ from edge_spec import Engine
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import ProviderError, RequestError
 from edge_spec.runtime import exactness
-from edge_spec.runtime.call_buffers import CallBuffers
+from edge_spec.runtime.captured_calls import CallShape
 from edge_spec.runtime.exactness import FIXED_ROWS, measure_exactness
+from edge_spec.runtime.graph_session import GraphSession
+from edge_spec.runtime.host_calls import HostBuffers, HostCalls
+from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.model import Model
 from row_independence import require_bitwise_kernels, row_dependent_kernels
 
@@ -175,14 +178,14 @@ def test_bitwise_falls_back_to_a_fixed_width_and_gives_the_same_text(fixed: Engi
 
 def test_every_call_has_the_fixed_width(fixed: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     widths = set()
-    call = Model._call
+    call = HostCalls.call
 
-    def watched(self: Model, rows: int, logit_rows: int) -> CallBuffers:
-        if self is fixed._target:
-            widths.add((rows, logit_rows))
-        return call(self, rows, logit_rows)
+    def watched(self: HostCalls, session: GraphSession, shape: CallShape, cache: KVCache) -> HostBuffers:
+        if self is fixed._target._calls:
+            widths.add((shape.rows, shape.logit_rows))
+        return call(self, session, shape, cache)
 
-    monkeypatch.setattr(Model, "_call", watched)
+    monkeypatch.setattr(HostCalls, "call", watched)
     for max_draft in (0, 3, 12):
         fixed.generate(random_tokens(2, 70), max_new_tokens=20, speculation="model", max_draft=max_draft)
     assert widths == {(FIXED_ROWS, FIXED_ROWS), (FIXED_ROWS, 0)}

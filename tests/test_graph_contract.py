@@ -96,7 +96,7 @@ def test_inputs_and_outputs_are_those_of_the_contract(flavour: tuple[str, Path])
         "total_sequence_length": (TensorProto.INT32, ()),
         "logit_rows": (TensorProto.INT64, ("logit_rows",)),
     }
-    logits = {"logits": (TensorProto.FLOAT, (1, "logit_rows", VOCAB))}
+    logits: dict[str, Any] = {"logits": (TensorProto.FLOAT, (1, "logit_rows", VOCAB))}
     bias = {
         "tree_bias": (float_type, (1, 1, "rows", "rows")),
         "tree_bias_padding": (TensorProto.INT64, (2,)),
@@ -106,6 +106,11 @@ def test_inputs_and_outputs_are_those_of_the_contract(flavour: tuple[str, Path])
         "model.kv8.onnx": ({**inputs, **bias}, TensorProto.INT8),
     }
     if device == "cuda":
+        logits |= {
+            "top_logits": (TensorProto.FLOAT, (1, "logit_rows", 64)),
+            "top_ids": (TensorProto.INT64, (1, "logit_rows", 64)),
+            "log_sum_exp": (TensorProto.FLOAT, (1, "logit_rows")),
+        }
         expected = {"model.onnx": (inputs, float_type), "model_tree.onnx": ({**inputs, **bias}, float_type)}
     graphs = graphs_of(path)
     assert graphs.keys() == expected.keys()
@@ -116,7 +121,9 @@ def test_inputs_and_outputs_are_those_of_the_contract(flavour: tuple[str, Path])
 
 def test_the_manifest_says_what_each_graph_does(flavour: tuple[str, Path]) -> None:
     device, path = flavour
-    said = {graph.path: (graph.tree, graph.kv) for graph in open_bundle(path).manifest.target.graphs}
+    graphs = open_bundle(path).manifest.target.graphs
+    said = {graph.path: (graph.tree, graph.kv) for graph in graphs}
+    assert all(graph.selects == (device == "cuda") for graph in graphs)
     if device == "cuda":
         assert said == {"target/model.onnx": (False, "float16"), "target/model_tree.onnx": (True, "float16")}
     else:

@@ -167,7 +167,7 @@ def test_calls_of_more_shapes_than_are_kept_leave_nothing_of_each_other(
     small: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_bitwise_kernels()
-    monkeypatch.setattr("edge_spec.runtime.model._MOST_SHAPES", 3)
+    monkeypatch.setattr("edge_spec.runtime.host_calls._MOST_SHAPES", 3)
     tokens = random_tokens(8, 12)
     small.cache.rollback(0)
     small.prefill(tokens[:2])

@@ -34,6 +34,20 @@ def test_a_tokens_noise_depends_on_seed_position_and_token_alone(
         assert not (noise == other).all() or vocab < 3
 
 
+@settings(max_examples=100, deadline=None)
+@given(seed=SEEDS, position=st.integers(0, 2**40), vocab=st.integers(1, 20000), data=st.data())
+def test_the_noise_of_a_few_tokens_is_that_of_all(seed: int, position: int, vocab: int, data: st.DataObject) -> None:
+    every = gumbel(seed, position, vocab)
+    loud = np.argsort(every)[-5:]  # whose noise is the finest
+    few = data.draw(st.lists(st.integers(0, vocab - 1), max_size=50))
+    ids = np.unique(np.array([*loud, *few], np.int64))
+    noise = Noise(seed)
+    assert noise.gumbel_of(position, vocab, ids).tobytes() == every[ids].tobytes()
+    assert every.max() <= noise.most_gumbel(position, vocab) < every.max() + 0.5
+    noise.gumbel(position, vocab)
+    assert noise.gumbel_of(position, vocab, ids).tobytes() == every[ids].tobytes()
+
+
 def test_gumbel_noise_of_a_seed_never_changes() -> None:
     """A seed is a promise across versions and machines, up to the last bits of a logarithm."""
     np.testing.assert_allclose(gumbel(42, 0, 4), [1.067676, -0.3563869, 0.2759436, -0.05561732], rtol=1e-5)

@@ -58,6 +58,11 @@ def add(commands: Any) -> None:
     )
     storage.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
     storage.add_argument(
+        "--draft-device",
+        choices=("cpu", "cuda", "both"),
+        help="with --device cuda: what the draft runs on; both leaves the choice to loading (cuda)",
+    )
+    storage.add_argument(
         "--context", type=int, metavar="TOKENS", help="longest text of the target (what it was trained for)"
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="the bundle's folder")
@@ -92,7 +97,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     with ProgressBars() as progress:
         report = export_pair(
-            **{**models, **given(arguments, "context", "draft_vocab", "draft_vocab_text")},
+            **{**models, **given(arguments, "draft_device", "context", "draft_vocab", "draft_vocab_text")},
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from edge_spec.errors import EdgeSpecError, PairError
 from edge_spec.export.cache_scales import TEXT as MORE_TEXT
 from edge_spec.export.checkpoint import Checkpoint, Vocabulary, encode_text
+from edge_spec.export.draft_chain_graph import ChoiceOfTokens
 from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
 from edge_spec.export.progress import Progress
 from edge_spec.export.quality import TEXT
@@ -46,8 +47,17 @@ class DraftSpeech:
     tokenizer: str | None
     notes: tuple[str, ...]
 
+    def choice(self, target: Vocabulary) -> ChoiceOfTokens | None:
+        """What the draft of this target chooses from; ``None`` if it chooses tokens of its own."""
+        if self.tokenizer is not None:
+            return None
+        size = target.size if self.record is None else self.record.size
+        return ChoiceOfTokens(size if self.ids is None else len(self.ids), self.ids)
+
     def write(self, bundle: Path) -> None:
         """Write what belongs to it into the bundle, beside the draft's graphs."""
+        if self.record is not None:  # a draft for the CPU alone has another folder
+            (bundle / DRAFT_IDS).parent.mkdir(exist_ok=True)
         if self.ids is not None:
             (bundle / DRAFT_IDS).write_bytes(self.ids.astype("<u4").tobytes())
         if self.tokenizer is not None:

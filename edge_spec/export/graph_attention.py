@@ -22,14 +22,14 @@ class GraphAttention:
     """Attention of all layers of one graph, which share the lengths, the rotary tables and the bias.
 
     Attributes:
-        presents: the updated caches, one key and one value for each layer so far.
+        presents: the updated caches, one key and one value for each layer so far, of each step.
     """
 
     def __init__(
         self,
         tape: GraphTape,
         architecture: Architecture,
-        positions: ir.Value,
+        positions: ir.Value | None,
         tree: bool,
         rotary: Mapping[Rope, tuple[ir.TensorProtocol, ir.TensorProtocol]],
         scales: Sequence[CacheScales] | None,
@@ -39,7 +39,7 @@ class GraphAttention:
         Args:
             tape: records the nodes.
             architecture: sizes of the model.
-            positions: int64 [1, rows].
+            positions: int64 [1, rows]; a tree needs them.
             tree: whether attention takes positions and a bias.
             rotary: cos and sin of each rotary embedding.
             scales: of each layer's cache, which is int8 with them and in the compute type without.
@@ -51,11 +51,23 @@ class GraphAttention:
         self._tree = tree
         self._scales = scales
         self._cache_dtype = tape.dtype if scales is None else ir.DataType.INT8
-        self._seqlens_k = tape.input("seqlens_k", ir.DataType.INT32, [1])
+        self._seqlens_k = self._first_seqlens_k = tape.input("seqlens_k", ir.DataType.INT32, [1])
         self._total_length = tape.input("total_sequence_length", ir.DataType.INT32, [])
         # What is added to the scores, by the window of the layer.
         self._bias = self._biases() if tree else {}
         self._rotary = {rope: [tape.weight(table) for table in tables] for rope, tables in rotary.items()}
+        self._prefix = ""
+
+    def begin_step(self, step: int) -> None:
+        """Go on with the rows of a later step of the same call, one row each but for those of step 0.
+
+        Every step reads and writes the caches of the call: its kernels find the same memory as their past and as their
+        present, and each step has to wait for the one before, whose choice is its token.
+        """
+        self._prefix = f"{step}."
+        if step:
+            later = self._tape.constant(f"rows_before.{step}", np.array([step], np.int32))
+            self._seqlens_k = self._tape.op("Add", [self._first_seqlens_k, later])
 
     def attend(self, qkv: ir.Value, layer: PackedLayer, index: int) -> ir.Value:
         """Append the attention of layer ``index``; return compute type [1, rows, heads * head_size]."""
@@ -77,10 +89,10 @@ class GraphAttention:
             self._attributes(attention),
             outputs=3,
             domain=CONTRIB,
-            name=f"layers.{index}.attention",
+            name=f"{self._prefix}layers.{index}.attention",
         )
         for value, part in zip(present, parts, strict=True):
-            self.presents.append(describe(value, f"present.{index}.{part}", self._cache_dtype, shape))
+            self.presents.append(describe(value, f"present.{self._prefix}{index}.{part}", self._cache_dtype, shape))
         return attended
 
     def _biases(self) -> dict[int | None, ir.Value]:
@@ -90,7 +102,7 @@ class GraphAttention:
         padding = tape.input("tree_bias_padding", ir.DataType.INT64, [2])
         bias = tape.op("Pad", [own, padding, None, tape.constant("bias_columns", np.array([3], np.int64))])
         window = self._facts.window
-        if window is None:
+        if window is None or self._positions is None:
             return {None: bias}
         return {None: bias, window: window_bias(tape, bias, self._positions, padding, window)}
 
@@ -98,7 +110,7 @@ class GraphAttention:
         """What attention reads: the three in one value, or each its own where queries and keys are normed by heads."""
         if layer.q_norm is None or layer.k_norm is None:
             return [qkv, None, None]
-        facts, prefix = self._facts, f"layers.{index}."
+        facts, prefix = self._facts, f"{self._prefix}layers.{index}."
         sizes = np.array([facts.heads, facts.kv_heads, facts.kv_heads], np.int64) * facts.head_size
         query, key, value = self._tape.multi(
             "Split", [qkv, self._tape.constant("qkv_sizes", sizes)], {"axis": -1}, outputs=3

@@ -23,6 +23,9 @@ OnLayer = Callable[[int, Float32Array, Float32Array], None]
 # Bytes of weights that ONNX Runtime holds at a time, unless a layer or lm_head alone has more.
 LARGEST_SEGMENT = 64 << 20
 
+# What a graph that selects gives besides its logits; nobody here asks for it.
+_SELECTED = ("top_logits", "top_ids", "log_sum_exp")
+
 _WEIGHT_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -55,7 +58,7 @@ def run_graph(
     values: Values = {}
     layer = 0
     for segment in segmented.segments:
-        outputs = [name for name in segment.outputs if name != "logits" or len(logit_rows)]
+        outputs = [name for name in segment.outputs if name not in _SELECTED and (name != "logits" or len(logit_rows))]
         if not outputs:
             break  # nothing of lm_head is loaded
         feeds = {name: given[name] for name in segment.graph_inputs} | {name: values[name] for name in segment.handed}

@@ -30,18 +30,23 @@ class GraphTape:
         self.device = device
         self.dtype = ir.DataType.FLOAT if device == "cpu" else ir.DataType.FLOAT16
         self._tape = Tape()
-        self._inputs: list[ir.Value] = []
+        self._inputs: dict[str, ir.Value] = {}
+        self._weights: dict[str, ir.Value] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
-        """Add an input of the graph."""
-        value = describe(ir.Value(), name, dtype, shape)
-        self._inputs.append(value)
-        return value
+        """Return an input of the graph, which has it once, however often it is asked for."""
+        if name not in self._inputs:
+            self._inputs[name] = describe(ir.Value(), name, dtype, shape)
+        return self._inputs[name]
 
     def weight(self, tensor: ir.TensorProtocol, name: str | None = None) -> ir.Value:
-        """Return the value of a stored tensor."""
-        return self._tape.initializer(tensor, name)
+        """Return the value of a stored tensor, which lies in the graph once, however often it is asked for."""
+        name = name or tensor.name
+        assert name is not None  # all stored tensors have one
+        if name not in self._weights:
+            self._weights[name] = self._tape.initializer(tensor, name)
+        return self._weights[name]
 
     def constant(self, name: str, value: np.generic | np.ndarray) -> ir.Value:
         """Return a constant, which lies in the graph once, however often it is asked for."""
@@ -79,7 +84,7 @@ class GraphTape:
     def finish(self, outputs: Sequence[ir.Value]) -> ir.Model:
         """Return everything as a model with these outputs."""
         graph = ir.Graph(
-            self._inputs,
+            list(self._inputs.values()),
             outputs,
             nodes=self._tape.nodes,
             initializers=self._tape.initializers,

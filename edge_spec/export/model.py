@@ -15,6 +15,7 @@ from edge_spec.export.cache_scales import CacheScales, cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
 from edge_spec.export.conditioning import Conditioner
 from edge_spec.export.decoder import read_final_norm, read_layer
+from edge_spec.export.draft_chain_graph import CHAIN_LENGTHS, ChoiceOfTokens, build_draft_chain
 from edge_spec.export.graph import build_graph
 from edge_spec.export.graph_run import run_graph
 from edge_spec.export.packing import PackedLayer, PackedModel, Packer
@@ -53,7 +54,13 @@ _GRAPH_FILES: dict[Device, tuple[_GraphFile, ...]] = {
 
 
 def export_model(
-    checkpoint: Checkpoint, folder: Path, recipe: Recipe, device: Device, check: bool, progress: Progress
+    checkpoint: Checkpoint,
+    folder: Path,
+    recipe: Recipe,
+    device: Device,
+    check: bool,
+    progress: Progress,
+    choice: ChoiceOfTokens | None = None,
 ) -> ModelRecord:
     """Write one model's graphs and weights into ``folder`` and describe them.
 
@@ -64,6 +71,8 @@ def export_model(
         device: flavour of the graphs.
         check: compare the written graph with the float32 reference. An int8 cache's scales are measured in any case.
         progress: told about every layer.
+        choice: what a draft chooses from, which gets graphs that draft several tokens in a call, where the device
+            profits; ``None`` without those.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -77,10 +86,19 @@ def export_model(
         conditioner = Conditioner(checkpoint, recipe)
         model, reference_logits = _pack(checkpoint, packer, conditioner, text_ids, f"export {folder.name}", progress)
     facts, files = checkpoint.architecture, _GRAPH_FILES[device]
+    usable = min(checkpoint.vocabulary.size, facts.logits_size)
+    selects_of = usable if device == "cuda" else None
     plain = [file for file in files if file.kv != "int8"]
     rounded = [file for file in files if file.kv == "int8"]
     for file in plain:
-        ir.save(build_graph(facts, model, device, file.tree), folder / file.name)
+        ir.save(build_graph(facts, model, device, file.tree, selects_of=selects_of), folder / file.name)
+    selects = selects_of is not None
+    graphs = [GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv, selects=selects) for file in files]
+    if choice is not None:
+        for steps in CHAIN_LENGTHS[device]:
+            name = f"draft{steps}.onnx"
+            ir.save(build_draft_chain(facts, model, device, steps, choice), folder / name)
+            graphs.append(GraphRecord(f"{folder.name}/{name}", False, files[0].kv, steps=steps))
 
     quality = None
     if check or rounded:
@@ -97,7 +115,6 @@ def export_model(
         progress(stage, 0, steps)
         logits = run_graph(folder / plain[0].name, read, range(0 if text_ids is None else len(text_ids)), on_layer)
         if logits is not None and reference_logits is not None:
-            usable = checkpoint.vocabulary.size
             quality = compare(logits[:, :usable], reference_logits[:, :usable])
             require_quality(quality, recipe, checkpoint.source)
         for file in rounded:
@@ -111,7 +128,7 @@ def export_model(
         architecture=_describe(facts),
         recipe=recipe.to_dict(),
         integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
-        graphs=tuple(GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv) for file in files),
+        graphs=tuple(graphs),
         quality=quality,
     )
 

@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_spec.runtime.call_timer import CallTimer, Clock
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
+from edge_spec.runtime.logit_rows import LogitRows, likeliest_of, top_of
 from edge_spec.runtime.model import Model
 
 # Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
@@ -111,10 +111,10 @@ def calibrate(
             agreement = ()
             draft.cache.rollback(0)
             draft.prefill(list(draft_tokens[: draft.context // 2]) or [0])
-        draft_costs = _measure_draft(draft, report, clock)
+        draft_costs, chain_step = _measure_draft(draft, report, clock)
     finally:
         draft.cache.rollback(0)
-    return Calibration(Costs(costs, draft_costs, overhead), agreement)
+    return Calibration(Costs(costs, draft_costs, overhead, chain_step), agreement)
 
 
 def _measure_target(
@@ -131,7 +131,8 @@ def _measure_target(
     def step() -> None:
         logits = timer.step(text[-1])
         answered = clock()
-        token = int(np.argmax(logits))
+        known = likeliest_of(logits, 0)
+        token = int(np.argmax(logits[0])) if known is None else known
         between.append(clock() - answered)
         if len(text) < room:
             text.append(token)
@@ -176,24 +177,37 @@ def _compare(
     for first in range(start, len(text), COMPARED_ROWS):
         told = text[first : first + COMPARED_ROWS]
         rows = draft.forward(text[first - 1 : first - 1 + len(told)], range(len(told)))
-        pairs += [_compared(row, token, vocabulary) for row, token in zip(rows, told, strict=True)]
+        pairs += [_compared(rows, row, token, vocabulary) for row, token in enumerate(told)]
     return tuple(pairs)
 
 
-def _compared(row: NDArray[np.float32], token: int, vocabulary: DraftVocabulary) -> tuple[float, bool]:
-    """The probability of the likeliest token of a row of logits, float32 [columns], and whether that is ``token``."""
-    highest = float(row.max())
+def _compared(rows: LogitRows, row: int, token: int, vocabulary: DraftVocabulary) -> tuple[float, bool]:
+    """The probability of the likeliest token of a row of logits, and whether that is ``token``."""
+    top = top_of(rows, row)
+    if top is not None and top.likeliest is not None:
+        return float(np.exp(min(float(top.peak) - top.log_sum_exp, 0.0))), vocabulary.id_of(top.likeliest) == token
+    logits = rows[row]
+    highest = float(logits.max())
     if not np.isfinite(highest):  # a draft that breaks down is never right
         return 0.0, False
-    return 1.0 / float(np.exp(row - highest).sum()), vocabulary.id_of(int(row.argmax())) == token
+    return 1.0 / float(np.exp(logits - highest).sum()), vocabulary.id_of(int(logits.argmax())) == token
 
 
-def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:
-    """Time steps and catching up after the tokens in the draft's cache."""
+def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCosts, float]:
+    """Time steps and catching up after the tokens in the draft's cache.
+
+    Returns:
+        What calls cost; and what a token costs that is drafted with others in one call, in steps.
+    """
     length = draft.cache.length
     widths = [rows for rows in _DRAFT_ROWS if rows <= draft.context // 2]
     far_past, far_widths = _far(draft)
     timer = CallTimer(draft, far_past, clock)
+    # The shortest saves least, and is taken for all of them.
+    chains = [steps for steps in draft.chain_lengths[:1] if length + steps <= draft.context]
+    for steps in chains:  # wakes what sleeps at the first call
+        draft.draft((0,), steps)
+        draft.cache.rollback(length)
 
     def step() -> None:
         timer.step(0)
@@ -208,6 +222,9 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:
         for rows in widths:
             timer.call(rows, (rows - 1,))
             step()
+        for steps in chains:
+            timer.chain(steps)
+            step()
         if far_widths:
             timer.call(1, (0,), far=True)
             step()
@@ -215,7 +232,7 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> CallCosts:
             timer.call(CHUNK_ROWS, ())
             step()
     report("draft model", 1.0)
-    return CallCosts(timer.curve())
+    return CallCosts(timer.curve()), timer.chain_step
 
 
 def _far(model: Model) -> tuple[int, tuple[int, ...]]:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.manifest import SELECTED_TOKENS
+
 # Binding costs a good part of what a small model's step may cost around the session, so nothing is bound twice. The
 # numbers of a call are written through memoryviews, which takes a fraction of what numpy takes for one element.
 
@@ -17,7 +19,10 @@ class CallBuffers:
 
     Attributes:
         binding: the session's binding, with all of it bound but the KV cache.
+        rows: tokens of a call, padding included.
         logits: float32 [logit_rows, columns], written by the call.
+        selection: int64 ids and float32 logits [logit_rows, likeliest], and float32 log-sum-exp [logit_rows], of a
+            graph that selects; ``None`` for others.
     """
 
     def __init__(
@@ -28,6 +33,7 @@ class CallBuffers:
         bias_type: Any,
         logits: npt.NDArray[np.float32],
         columns: int,
+        selects: bool = False,
     ) -> None:
         """Allocate the inputs and bind them.
 
@@ -38,16 +44,18 @@ class CallBuffers:
             bias_type: numpy type of a tree's bias; ``None`` if the graph takes chains only.
             logits: float32 [logit_rows, logits_size], memory for the output, contiguous.
             columns: how many of its columns stand for ids.
+            selects: whether the graph selects the likeliest of them.
         """
         self._ort = onnxruntime
         self.binding = binding
         logit_rows, logits_size = logits.shape
-        self._rows, self._logit_rows = rows, logit_rows
+        self.rows, self._logit_rows = rows, logit_rows
         self._token_ids = self._bind("input_ids", [1, rows], np.int64)[0].data
         self._positions = self._bind("position_ids", [1, rows], np.int64)[0].data
         self._seqlens_k = self._bind("seqlens_k", [1], np.int32).data
         self._total_length = self._bind("total_sequence_length", [], np.int32).data
         self._wanted = self._bind("logit_rows", [logit_rows], np.int64).data
+        self._bias: npt.NDArray[Any] | None = None
         if bias_type is not None:
             self._bias_padding = self._bind("tree_bias_padding", [2], np.int64).data
             self._bias_padding[1] = 0
@@ -57,6 +65,22 @@ class CallBuffers:
         shape = [1, logit_rows, logits_size]
         binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
         self.logits = logits[:, :columns]
+        self.selection: tuple[npt.NDArray[Any], ...] | None = None
+        if selects:
+            most = min(SELECTED_TOKENS, columns)
+            outputs: dict[str, npt.NDArray[Any]] = {
+                "top_ids": np.empty((1, logit_rows, most), np.int64),
+                "top_logits": np.empty((1, logit_rows, most), np.float32),
+                "log_sum_exp": np.empty((1, logit_rows), np.float32),
+            }
+            for name, array in outputs.items():
+                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            self.selection = tuple(array[0] for array in outputs.values())
+
+    def row(self, index: int) -> npt.NDArray[np.float32]:
+        """One row of logits, float32 [columns]."""
+        row: npt.NDArray[np.float32] = self.logits[index]
+        return row
 
     def fill(
         self, token_ids: Sequence[int], logit_rows: Sequence[int], positions: Sequence[int] | None, cached: int
@@ -69,8 +93,8 @@ class CallBuffers:
             positions: a position for each token; ``None`` means they follow the cache.
             cached: tokens in the cache.
         """
-        _write(self._token_ids, token_ids, self._rows, token_ids[-1])
-        total = cached + self._rows
+        _write(self._token_ids, token_ids, self.rows, token_ids[-1])
+        total = cached + self.rows
         for row, position in enumerate(range(cached, total)):
             self._positions[row] = position
         if positions is not None:
@@ -81,12 +105,14 @@ class CallBuffers:
         self._total_length[()] = total
 
     def fill_mask(self, mask: npt.NDArray[np.bool_] | None, cached: int) -> None:
-        """Write who sees whom in a call of a graph that takes trees.
+        """Write who sees whom; a graph for chains only knows.
 
         Args:
             mask: bool [tokens, tokens], whether row i sees row j; ``None`` means all rows before it.
             cached: tokens in the cache, which every row sees.
         """
+        if self._bias is None:
+            return
         self._bias_padding[0] = cached
         if self._masked:
             self._bias[:] = 0
@@ -104,15 +130,18 @@ class ChainCallBuffers:
 
     Attributes:
         binding: the session's binding, with all of it bound but the KV cache and the new rows.
+        rows: tokens of a call, padding included.
         logits: float32 [logit_rows, columns], written by the call.
     """
+
+    selection: None = None  # these graphs do not
 
     def __init__(
         self, onnxruntime: Any, binding: Any, rows: int, logits: npt.NDArray[np.float32], columns: int
     ) -> None:
         """Allocate the inputs and bind them; arguments as of :class:`CallBuffers`."""
         self.binding = binding
-        self._rows = rows
+        self.rows = rows
         self._logit_rows, logits_size = logits.shape
         self._token_ids = _bound(onnxruntime, binding, "input_ids", [1, rows], np.int64)[0].data
         self._past_length = _bound(onnxruntime, binding, "past_length", [1], np.int64).data
@@ -126,9 +155,12 @@ class ChainCallBuffers:
     ) -> None:
         """Write the inputs of a call, as :meth:`CallBuffers.fill` does; positions follow the cache."""
         assert positions is None  # the model refuses them
-        _write(self._token_ids, token_ids, self._rows, token_ids[-1])
+        _write(self._token_ids, token_ids, self.rows, token_ids[-1])
         _write(self._wanted, logit_rows, self._logit_rows, len(token_ids) - 1)
         self._past_length[0] = cached
+
+    def fill_mask(self, mask: npt.NDArray[np.bool_] | None, cached: int) -> None:
+        """Nothing to write: the graph takes chains only."""
 
 
 def _bound(onnxruntime: Any, binding: Any, name: str, shape: list[int], dtype: Any) -> npt.NDArray[Any]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median, median_low
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_spec.runtime.cost_curve import CostCurve
+from edge_spec.runtime.logit_rows import LogitRows
 from edge_spec.runtime.model import Model
 
 Clock = Callable[[], float]
@@ -35,15 +33,16 @@ class CallTimer:
         self._pasts: list[int] = []
         # Seconds of the calls by row count and nearness, each with the number of plain steps before it.
         self._calls: dict[tuple[int, bool], list[tuple[int, float]]] = {}
+        # Seconds a token of the calls that drafted several, likewise.
+        self._chains: list[tuple[int, float]] = []
 
-    def step(self, token: int) -> NDArray[np.float32]:
-        """Append one token and return its logits, float32 [vocab]."""
+    def step(self, token: int) -> LogitRows:
+        """Append one token and return its logits, one row."""
         self._pasts.append(self._model.cache.length)
         started = self._clock()
         logits = self._model.forward((token,), (0,))
         self._steps.append(self._clock() - started)
-        row: NDArray[np.float32] = logits[0]
-        return row
+        return logits
 
     def call(self, rows: int, logit_rows: Sequence[int], far: bool = False) -> float:
         """Run a call after at least one step and leave the cache as it was.
@@ -70,6 +69,21 @@ class CallTimer:
         cache.rollback(length)
         self._calls.setdefault((rows, far), []).append((len(self._steps), seconds))
         return seconds / min(self._steps[-_NEIGHBOURS:])
+
+    def chain(self, steps: int) -> None:
+        """Draft so many tokens in one call after at least one step, and leave the cache as it was."""
+        length = self._model.cache.length
+        started = self._clock()
+        self._model.draft((0,), steps)
+        seconds = self._clock() - started
+        self._model.cache.rollback(length)
+        self._chains.append((len(self._steps), seconds / steps))
+
+    @property
+    def chain_step(self) -> float:
+        """What a token of such a call costs, in plain steps; 1 if there was none."""
+        ratios = [seconds / self._step_around(index) for index, seconds in self._chains]
+        return median_low(ratios) if ratios else 1.0
 
     def curve(self) -> CostCurve:
         """Everything that was timed as one curve: what a usual step costs, times how much dearer calls were."""

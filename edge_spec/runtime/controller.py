@@ -199,7 +199,8 @@ class Controller:
         if self._others_wait:
             rounds = 1.0
         most = min(most, _LONGEST_CHAIN)
-        outlook = self._outlook(model, prod(chances), model.usual_evidence(context), 1 + len(guess), past, cached, most)
+        usual, chained = model.usual_evidence(context), self._chained(model, context, most)
+        outlook, _ = self._outlook(model, prod(chances), usual, 1 + len(guess), past, cached, most, chained)
         if surely + outlook - rate * catching_up / rounds > gain:
             return most
         if self._others_wait:
@@ -211,10 +212,23 @@ class Controller:
         """How likely each token of the guess is to be accepted if those before it are."""
         return [self._acceptance.estimate(deferred_evidence(depth)) for depth in range(len(guess))]
 
+    def _chained(self, model: ModelDrafter, context: Context, most: int) -> bool:
+        """Whether the model drafts several tokens in one call, if it is to draft so many."""
+        lengths = model.chain_lengths(context, self._branches)
+        return bool(lengths) and lengths[0] <= most
+
     def _outlook(
-        self, model: ModelDrafter, chance: float, evidence: Evidence, rows: int, past: int, cached: int, most: int
-    ) -> float:
-        """What drafting goes on to bring, at best, less what it costs; in tokens.
+        self,
+        model: ModelDrafter,
+        chance: float,
+        evidence: Evidence,
+        rows: int,
+        past: int,
+        cached: int,
+        most: int,
+        chained: bool,
+    ) -> tuple[float, int]:
+        """What drafting goes on to bring, at best, less what it costs, in tokens; and how many to draft for that.
 
         Args:
             model: the drafter in question.
@@ -224,19 +238,23 @@ class Controller:
             past: tokens in the target's cache.
             cached: tokens in the draft's.
             most: the most tokens to come.
+            chained: whether several are drafted in one call.
         """
         rate = self._rate
         acceptance = self._acceptance.estimate(evidence)
         step, so_far = model.steps_per_token * self._costs.draft(cached, 1), self._costs.verify(rows, past)
+        step *= self._costs.chain_step if chained else 1.0
         best = brought = 0.0
+        wanted = 0
         for tokens in range(1, most + 1):
             chance *= acceptance
             brought += chance
             worth = brought - rate * (tokens * step + self._costs.verify(rows + tokens, past) - so_far)
-            best = max(best, worth)
+            if worth > best:
+                best, wanted = worth, tokens
             if brought + chance * (most - tokens) < rate * tokens * step:
                 break  # it will not get better
-        return best
+        return best, wanted
 
     def _draft(
         self,
@@ -251,12 +269,16 @@ class Controller:
         usual = model.usual_evidence(context)
         surely = prod(self._chances(guess))
 
-        def another(chain: Sequence[Evidence]) -> bool:
+        def ahead(chain: Sequence[Evidence]) -> int:
             chance = surely * prod(self._acceptance.estimate(reason) for reason in chain)
-            rows = 1 + len(guess) + len(chain)
-            return not chain or self._outlook(model, chance, usual, rows, past, cached, tokens - len(chain)) > 0
+            rows, most = 1 + len(guess) + len(chain), tokens - len(chain)
+            chained = self._chained(model, context, most)
+            return self._outlook(model, chance, usual, rows, past, cached, most, chained)[1]
 
-        drafted = model.propose(context, Budget(tokens, self._branches, another), guess)
+        def another(chain: Sequence[Evidence]) -> bool:
+            return not chain or ahead(chain) > 0
+
+        drafted = model.propose(context, Budget(tokens, self._branches, another, ahead), guess)
         if drafted.q is not None:
             candidates = CandidateTree()  # tokens that were drawn stand alone in their places
             candidates.add(Proposal().after(guess))

@@ -97,12 +97,16 @@ class Costs:
         target: costs of the target's calls.
         draft_model: costs of the draft model's calls; ``None`` without one.
         overhead: seconds of a round outside the models' calls.
+        chain_step: what a token costs that the draft model drafts with others in one call, in steps of their own calls.
     """
 
-    def __init__(self, target: CallCosts, draft_model: CallCosts | None, overhead: float) -> None:
+    def __init__(
+        self, target: CallCosts, draft_model: CallCosts | None, overhead: float, chain_step: float = 1.0
+    ) -> None:
         self.target = target
         self.draft_model = draft_model
         self.overhead = overhead
+        self.chain_step = chain_step
         self._draft_is_silent = True
 
     def verify(self, rows: int, past: int) -> float:
@@ -145,9 +149,19 @@ class Costs:
             self.draft_model.drift(self.target.speed / before)
         self._draft_is_silent = True
 
-    def observe_draft(self, rows: int, past: int, seconds: float) -> None:
-        """Learn what one call of the draft model took."""
+    def observe_draft(self, rows: int, past: int, seconds: float, drafted: int = 1) -> None:
+        """Learn what one call of the draft model took.
+
+        Args:
+            rows: tokens that it read.
+            past: tokens in its cache before.
+            seconds: how long it took.
+            drafted: tokens that it drafted. With several it says what a step of them took: the one row that most of its
+                steps have cannot be told from the others in it.
+        """
         self._draft_is_silent = False
+        if drafted > 1:
+            rows, seconds = 1, seconds / (drafted * self.chain_step)
         if self.draft_model is not None:
             self.draft_model.observe(rows, past, seconds)
 
@@ -159,15 +173,22 @@ class Costs:
     def to_dict(self) -> dict[str, Any]:
         """Return what was measured, without the corrections since, ready for JSON."""
         draft = None if self.draft_model is None else self.draft_model.curve.to_dict()
-        return {"target": self.target.curve.to_dict(), "draft": draft, "overhead": self.overhead}
+        return {
+            "target": self.target.curve.to_dict(),
+            "draft": draft,
+            "overhead": self.overhead,
+            "chain_step": self.chain_step,
+        }
 
     @classmethod
     def from_dict(cls, body: Any) -> Costs:
         """Read what :meth:`to_dict` returned. Raises ValueError if it is anything else."""
-        if not isinstance(body, dict) or not {"target", "draft", "overhead"} <= body.keys():
+        if not isinstance(body, dict) or not {"target", "draft", "overhead", "chain_step"} <= body.keys():
             raise ValueError(f"{str(body)[:80]} are no costs")
-        overhead = body["overhead"]
+        overhead, chain_step = body["overhead"], body["chain_step"]
+        if type(chain_step) not in (int, float) or not 0.0 < chain_step < math.inf:
+            raise ValueError(f"chain_step is {chain_step!r}, expected a number above 0")
         if type(overhead) not in (int, float) or not 0.0 <= overhead < math.inf:
             raise ValueError(f"overhead is {overhead!r}, expected seconds")
         draft = None if body["draft"] is None else CallCosts(CostCurve.from_dict(body["draft"]))
-        return cls(CallCosts(CostCurve.from_dict(body["target"])), draft, float(overhead))
+        return cls(CallCosts(CostCurve.from_dict(body["target"])), draft, float(overhead), float(chain_step))

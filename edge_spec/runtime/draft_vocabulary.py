@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
+from edge_spec.runtime.noise import Noise
 
 
 class DraftVocabulary:
@@ -35,12 +36,12 @@ class DraftVocabulary:
         """The id that a column stands for."""
         return column if self._ids is None else int(self._ids[column])
 
-    def gather(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """From a value for every id, float32 [size], those of the columns, float32 [columns]."""
+    def noise(self, noise: Noise, position: int, columns: int) -> NDArray[np.float32]:
+        """The Gumbel noise of the columns' ids at a position, float32 [columns]."""
         if self._ids is None:
-            return values
-        gathered: NDArray[np.float32] = values[self._ids]
-        return gathered
+            return noise.gumbel(position, columns)
+        assert self.size is not None
+        return noise.gumbel_of(position, self.size, self._ids)
 
     def spread(self, values: NDArray[np.float32], elsewhere: float) -> NDArray[np.float32]:
         """From a value for every column, float32 [columns], one for every id, float32 [size]."""
@@ -50,6 +51,16 @@ class DraftVocabulary:
         spread = np.full(self.size, elsewhere, np.float32)
         spread[self._ids] = values
         return spread
+
+    def only(self, columns: NDArray[np.int64], of: int) -> DraftVocabulary:
+        """What some of its columns stand for.
+
+        Args:
+            columns: int64 [n], ascending.
+            of: how many columns there are.
+        """
+        ids = columns if self._ids is None else self._ids[columns]
+        return DraftVocabulary(ids, of if self.size is None else self.size)
 
 
 WHOLE = DraftVocabulary()

@@ -25,6 +25,29 @@ def slot_names(layers: int) -> list[str]:
     return [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
+class SpareBuffers:
+    """Whole sets of buffers that caches of one model have given back, for its next ones.
+
+    A captured CUDA graph knows the addresses of its cache, so a new text begins in the buffers of an old one.
+    """
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._sets: list[tuple[int, dict[str, Any]]] = []
+        self._made = 0
+
+    def take(self) -> tuple[int, dict[str, Any]]:
+        """The number of a set and its buffers; of a new set none yet."""
+        if self._sets:
+            return self._sets.pop()
+        self._made += 1
+        return self._made, {}
+
+    def keep(self, number: int, buffers: dict[str, Any]) -> None:
+        """Take a set back."""
+        self._sets.append((number, buffers))
+
+
 class KVCache:
     """Keys and values of every layer, bound as both past and present.
 
@@ -36,9 +59,18 @@ class KVCache:
         capacity: slots there are now.
         length: tokens held.
         version: changes whenever the buffers do.
+        buffers: number of the set of buffers, where there are spare ones; else 0.
     """
 
-    def __init__(self, onnxruntime: Any, facts: ArchitectureRecord, limit: int, dtype: Any, device: str) -> None:
+    def __init__(
+        self,
+        onnxruntime: Any,
+        facts: ArchitectureRecord,
+        limit: int,
+        dtype: Any,
+        device: str,
+        spare: SpareBuffers | None = None,
+    ) -> None:
         """Start an empty cache without buffers.
 
         Args:
@@ -47,11 +79,14 @@ class KVCache:
             limit: most slots per layer.
             dtype: numpy type of the buffers.
             device: ``"cpu"`` or ``"cuda"``, where the buffers lie.
+            spare: where buffers come from and go to that are allocated once, as large as can be.
         """
         self.limit = limit
         self.capacity = 0
         self.length = 0
         self.version = 0
+        self.buffers = 0
+        self._spare = spare
         self._ort = onnxruntime
         self._facts = facts
         self._dtype = dtype
@@ -73,7 +108,7 @@ class KVCache:
 
     def slots_for(self, length: int) -> int:
         """How many slots are allocated for so many tokens."""
-        if self._device != "cpu":  # what lies on a device cannot be copied without a detour
+        if self._device != "cpu" or self._spare is not None:  # what lies on a device cannot be copied without a detour
             return self.limit
         step = max(_STEP, length // _GROWTH // _STEP * _STEP)
         return min(-(-length // step) * step, self.limit)
@@ -95,17 +130,20 @@ class KVCache:
         """Give back what is not needed for so many tokens; those behind them are forgotten."""
         self.length = min(self.length, slots)
         if slots == 0:
+            if self._spare is not None and self.capacity:
+                self._spare.keep(self.buffers, self._buffers)
             self.capacity, self._buffers = 0, {}
             self.version += 1
         elif self.slots_for(slots) < self.capacity:
             self._resize(self.slots_for(slots))
 
-    def bind(self, binding: Any, written: bool = True) -> None:
-        """Bind every buffer to its past input and, if the graph writes into it, its present output."""
+    def bind(self, binding: Any, written: bool = True, steps: int = 1) -> None:
+        """Bind every buffer to its past input and, if the graph writes into it, its present output in every step."""
+        prefixes = [f"{step}." for step in range(steps)] if steps > 1 else [""]
         for name, value in self._buffers.items():
             binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            if written:
-                binding.bind_ortvalue_output(f"present.{name}", value)
+            for prefix in prefixes if written else ():
+                binding.bind_ortvalue_output(f"present.{prefix}{name}", value)
 
     def write(self, name: str, start: int, rows: npt.NDArray[Any]) -> None:
         """Put rows [kv_heads, rows, head_size] of one layer's ``key`` or ``value`` into the slots from ``start`` on."""
@@ -170,10 +208,19 @@ class KVCache:
         shape = [1, self._facts.kv_heads, capacity, self._facts.head_size]
         self.version += 1
         freed = 0
+        if self._spare is not None:  # it has never had any, or gave them back
+            self.buffers, self._buffers = self._spare.take()
+            if self._buffers:
+                self.capacity = capacity
+                return
+        # Some kernels on devices weigh slots that do not count with zero, which would not hide a number that is none.
+        empty = None if self._device == "cpu" else np.zeros(shape, self._dtype)
         try:
             for name in self._names:
                 # ONNX Runtime has to own the memory: a value around a numpy array dangles once the array is freed.
                 value = self._ort.OrtValue.ortvalue_from_shape_and_type(shape, self._dtype, self._device)
+                if empty is not None:
+                    value.update_inplace(empty)
                 if self.length:
                     value.numpy()[:, :, : self.length] = self._buffers[name].numpy()[:, :, : self.length]
                 self._buffers[name] = value

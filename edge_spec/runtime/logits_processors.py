@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edge_spec.errors import LogitsError, NoTokenLeftError, RequestError
 from edge_spec.runtime.history import History
+from edge_spec.runtime.logit_rows import LogitRows, TopTokens, scattered, top_of
 from edge_spec.runtime.penalties import penalize
 from edge_spec.runtime.sampling_params import SamplingParams
 
@@ -65,6 +66,7 @@ class LogitsPipeline:
 
     Attributes:
         active: whether any logits are ever changed.
+        lift: the most that is added to any logit; ``None`` if that depends on more than the request's numbers.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class LogitsPipeline:
             or self._allowed is not None
             or grammar is not None
         )
+        rewards = params.repetition_penalty < 1.0 or min(params.presence_penalty, params.frequency_penalty) < 0.0
+        self.lift = None if rewards or self._processors else float(self._bias.max(initial=0.0))
 
     def process(
         self, logits: NDArray[np.float32], history: History, paths: Sequence[Sequence[int]]
@@ -182,7 +186,7 @@ class ProcessedRows:
     def __init__(
         self,
         pipeline: LogitsPipeline,
-        logits: NDArray[np.float32],
+        logits: LogitRows,
         history: History,
         paths: Sequence[Sequence[int]],
     ) -> None:
@@ -190,7 +194,7 @@ class ProcessedRows:
 
         Args:
             pipeline: what to apply.
-            logits: float32 [R, vocab], the model's own; never changed, and read until the last row is processed.
+            logits: R rows, the model's own; never changed, and read until the last row is processed.
             history: the text that all rows follow.
             paths: R sequences of drafted tokens, what each row follows beyond ``history``
                 (:func:`~edge_spec.runtime.history.chain_paths`, :func:`~edge_spec.runtime.history.tree_paths`).
@@ -200,7 +204,9 @@ class ProcessedRows:
         self._history = history
         self._paths = [tuple(path) for path in paths]
         self._row_of_path = {path: row for row, path in enumerate(self._paths)}
-        self._processed = np.empty_like(logits) if pipeline.active else logits
+        self._processed: Any = np.empty(logits.shape, np.float32) if pipeline.active else logits
+        self._done: set[int] = set()
+        self._tops: dict[int, TopTokens | None] = {}
         self._reachable: dict[int, bool] = {}  # for the rows that were read
 
     def __len__(self) -> int:
@@ -209,27 +215,59 @@ class ProcessedRows:
     def __getitem__(self, row: int) -> NDArray[np.float32]:
         """Return the processed logits of a row, float32 [vocab]; see :meth:`LogitsPipeline.process_row` for errors."""
         processed: NDArray[np.float32] = self._processed[row]
-        if self._pipeline.active and row not in self._reachable:
-            reachable = self._is_reachable(row)
-            if reachable:
+        if self._pipeline.active and row not in self._done:
+            if self._is_reachable(row):
                 self._pipeline.process_row(self._logits[row], self._history, self._paths[row], row, processed)
             else:
                 processed[:] = self._logits[row]
-            self._reachable[row] = reachable
+            self._done.add(row)
         return processed
+
+    def top(self, row: int) -> TopTokens | None:
+        """What is known of a processed row without looking at all of it; ``None`` if it takes the whole row."""
+        if row not in self._tops:
+            self._tops[row] = self._processed_top(row)
+        return self._tops[row]
+
+    def likeliest(self, row: int) -> int | None:
+        """The likeliest token of a processed row, the lowest id among equals; ``None`` if it takes the whole row."""
+        top = self.top(row)
+        return None if top is None else top.likeliest
+
+    def _processed_top(self, row: int) -> TopTokens | None:
+        top, lift = top_of(self._logits, row), self._pipeline.lift
+        if top is None or lift is None:
+            return None
+        if not self._is_reachable(row):
+            return top
+        values = scattered(top.ids, top.logits, self._logits.shape[1])
+        try:
+            values = self._pipeline.process_row(values, self._history, self._paths[row], row)
+        except NoTokenLeftError:  # of those that are known
+            return None
+        # Rounded sums grow with their terms, so no bias takes another logit higher than it would take the ceiling.
+        ceiling = top.ceiling + np.float32(lift)
+        return TopTokens(top.ids, values[top.ids], ceiling, top.given, top.log_sum_exp, lift)
 
     def all(self) -> NDArray[np.float32]:
         """Return all rows, processed, float32 [R, vocab]."""
         for row in range(len(self)):
             self[row]
-        return self._processed
+        processed: NDArray[np.float32] = self._processed
+        return processed
 
     def _is_reachable(self, row: int) -> bool:
-        path = self._paths[row]
-        parent = self._row_of_path.get(path[:-1], row)
-        if parent == row:
-            return True
-        return bool(self[parent][path[-1]] > -np.inf) and self._reachable[parent]
+        if row not in self._reachable:
+            path = self._paths[row]
+            parent = self._row_of_path.get(path[:-1], row)
+            self._reachable[row] = parent == row or (self._allows(parent, path[-1]) and self._is_reachable(parent))
+        return self._reachable[row]
+
+    def _allows(self, row: int, token: int) -> bool:
+        """Whether a token may follow a row."""
+        top = self.top(row)
+        known = None if top is None else top.allows(token)
+        return bool(self[row][token] > -np.inf) if known is None else known
 
 
 def _run(

@@ -14,6 +14,7 @@ from edge_spec.errors import LogitsError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.protocol import Outcome
 from edge_spec.runtime.history import chain_paths, tree_paths
+from edge_spec.runtime.logit_rows import LogitRows, likeliest_of
 from edge_spec.runtime.logits_processors import ProcessedRows
 from edge_spec.runtime.logprobs import TokenLogprobs, log_probabilities
 from edge_spec.runtime.model import PREFILL_ROWS, Model
@@ -126,7 +127,7 @@ def decode(
         yield Round(tokens, origins, len(proposal), depth, len(guess), logprobs, timing)
 
 
-def _forward(target: Model, context: Context, proposal: Proposal) -> NDArray[np.float32]:
+def _forward(target: Model, context: Context, proposal: Proposal) -> LogitRows:
     """The target's logits behind the context (row 0) and behind every draft token."""
     pending = context.tokens[target.cache.length :]
     rows = range(len(pending) - 1, len(pending) + len(proposal))
@@ -138,9 +139,7 @@ def _forward(target: Model, context: Context, proposal: Proposal) -> NDArray[np.
     return target.forward([*pending, *proposal.tokens], rows, positions, proposal.ancestry())
 
 
-def _verify(
-    logits: NDArray[np.float32], proposal: Proposal, context: Context, rule: Rule, broken: int | None = None
-) -> Verdict:
+def _verify(logits: LogitRows, proposal: Proposal, context: Context, rule: Rule, broken: int | None = None) -> Verdict:
     """Apply the rule to the rows of one target call, each row on its own path's history.
 
     Behind draft tokens a row may be in error that plain decoding might never have met. Then nothing that continues it
@@ -148,7 +147,7 @@ def _verify(
     at all, as the next round's first row. To drop that token as well would change how often it is emitted.
 
     Args:
-        logits: float32 [rows, vocab].
+        logits: rows [rows, vocab].
         proposal: what was proposed.
         context: the text so far.
         rule: decides.
@@ -161,7 +160,7 @@ def _verify(
         rows = ProcessedRows(context.pipeline, logits, context.history, paths)
     start = len(context.tokens)
     if context.noise is not None:
-        rows = TargetLaws(rows, context.sampling)
+        rows = TargetLaws(rows, logits.shape[1], context.sampling)
     if broken is not None:
         rows = _StandIn(rows, broken, np.ones(logits.shape[1], np.float32))
     try:
@@ -172,7 +171,7 @@ def _verify(
     except LogitsError as error:
         if error.row == 0:
             raise error.at(start) from None
-        return _verify(logits[: error.row + 1], proposal.first(error.row), context, rule, error.row)
+        return _verify(logits, proposal.first(error.row), context, rule, error.row)
     if broken is not None and verdict.path[-1:] == (broken - 1,):
         return Verdict(verdict.path[:-1], proposal.tokens[broken - 1])
     return verdict
@@ -186,6 +185,9 @@ class _StandIn:
 
     def __getitem__(self, row: int) -> Any:
         return self._instead if row == self._row else self._rows[row]
+
+    def likeliest(self, row: int) -> int | None:
+        return None if row == self._row else likeliest_of(self._rows, row)
 
 
 def _commit(
@@ -222,7 +224,7 @@ def _origins(proposal: Proposal, verdict: Verdict, count: int) -> tuple[str, ...
 
 
 def _logprobs(
-    logits: NDArray[np.float32], verdict: Verdict, tokens: tuple[int, ...], count: int | None
+    logits: LogitRows, verdict: Verdict, tokens: tuple[int, ...], count: int | None
 ) -> tuple[TokenLogprobs, ...] | None:
     if count is None:
         return None

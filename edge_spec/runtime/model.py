@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_spec.bundle import Bundle
-from edge_spec.errors import BundleError, ProviderError, RequestError
-from edge_spec.graph_check import check_graph
-from edge_spec.manifest import CacheType, GraphRecord, ModelRecord
+from edge_spec.errors import DeviceMemoryError, ProviderError, RequestError
+from edge_spec.manifest import CacheType, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
-from edge_spec.runtime.call_buffers import CallBuffers, ChainCallBuffers
-from edge_spec.runtime.int8_cache import require_int8_cache
-from edge_spec.runtime.kv_cache import KVCache
-from edge_spec.runtime.mapped_weights import read_sparingly
-from edge_spec.runtime.new_rows import NewRows
+from edge_spec.runtime.captured_calls import CallShape, ShapeGrid
+from edge_spec.runtime.device_calls import DeviceCalls
+from edge_spec.runtime.device_settings import DeviceSettings
+from edge_spec.runtime.draft_chain import DraftChain, DraftedChain
+from edge_spec.runtime.graph_session import GraphSession, call_failure, said
+from edge_spec.runtime.host_calls import HostCalls
+from edge_spec.runtime.kv_cache import KVCache, SpareBuffers
+from edge_spec.runtime.logit_rows import LogitRows, SelectedRows
+from edge_spec.runtime.model_sessions import choose_graph, open_sessions
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
 PREFILL_ROWS = 64
@@ -27,9 +32,6 @@ PREFILL_ROWS = 64
 # No kernel takes rows in smaller blocks than this. In wider calls a last block of one row would round differently, so
 # those get an even number of rows (docs/exactness.md).
 _ONE_BLOCK_ROWS = 16
-
-# Shapes of calls whose buffers are kept. Each takes some kilobytes for its reference to every layer's cache.
-_MOST_SHAPES = 64
 
 
 class Model:
@@ -41,6 +43,7 @@ class Model:
     Attributes:
         context: most tokens of a text.
         positions: how many positions the rotary table has for sure.
+        columns: how many columns of the logits stand for ids.
         cache: that of the current text.
     """
 
@@ -54,6 +57,7 @@ class Model:
         threads: int | None = None,
         fixed_rows: int | None = None,
         kv: CacheType | None = None,
+        settings: DeviceSettings | None = None,
     ) -> None:
         """Load a model of a bundle.
 
@@ -64,50 +68,73 @@ class Model:
             context: most tokens of a text.
             exact_rows: whether a row must have the same bits whatever rows travel with it, which a target owes so
                 that speculation does not show. Calls are padded for it: kernels for one row round differently from
-                those for several.
+                those for several. On CUDA there is no such padding, and ``fixed_rows`` is the way.
             threads: threads of the session, ``None`` for ONNX Runtime's choice.
             fixed_rows: give every session call exactly this many rows, by padding and by splitting. The dear way to
                 bitwise exactness, for kernels that round differently for every width.
             kv: type of the KV cache, ``None`` for the model's own.
+            settings: how the device is used; ``None`` for what needs no more than the provider.
 
         Raises:
-            BundleError: the graph is not one that the exporter writes, ONNX Runtime refuses it, or the bundle has none
+            BundleError: a graph is not one that the exporter writes, ONNX Runtime refuses it, or the bundle has none
                 with such a cache.
+            DeviceMemoryError: the device has no memory for it.
             ProviderError: this ONNX Runtime takes no int8 cache.
         """
         self._process = os.getpid()
-        self._session: Any = None
+        self._session: GraphSession | None = None
+        self._trees: GraphSession | None = None
+        self._chains: dict[int, DraftChain] = {}
         self._ort = import_onnxruntime()
-        self._device = "cuda" if providers[0].startswith("CUDA") else "cpu"
-        self._dtype: Any = np.float16 if self._device == "cuda" else np.float32
-        self._exact_rows = exact_rows
+        self._settings = settings or DeviceSettings("cuda" if providers[0].startswith("CUDA") else "cpu")
+        # Elsewhere kernels round differently at each width, and one padding row would help nobody.
+        self._exact_rows = exact_rows and self._settings.name == "cpu"
         self._fixed_rows = fixed_rows
-        self._columns = bundle.manifest.usable_columns(record)
+        self.columns = bundle.manifest.usable_columns(record)
         self._logits_size = record.architecture.logits_size
-        graph = _choose_graph(bundle, record, kv)
-        self._takes_trees = graph.tree
-        checked = check_graph(bundle, record, graph)
-        self._path = bundle.path / graph.path
-        self._session = self._open(providers, threads)
-        for name, tensor in checked.initializers.items():
-            # Of these a text reads a row for each of its tokens; everything else is read in every call.
-            if name.startswith("embedding.") and tensor.external is not None:
-                read_sparingly(self._path.parent / tensor.external.location, tensor.external.offset)
+        graph = choose_graph(bundle, record, kv)
+        self._selects = graph.selects
+        sessions = open_sessions(self._ort, bundle, record, graph, providers, threads, self._settings)
+        self._session, self._trees = sessions.chains, sessions.trees
+        if sessions.graphs_refused is not None:
+            lack = f"CUDA graphs: {sessions.graphs_refused}"
+            self._settings = replace(self._settings, captures=False, lacks=(*self._settings.lacks, lack))
+        self._bias_type: Any = np.float16 if graph.kv == "float16" else np.float32
         self.context = context
         self.positions = record.architecture.context_length
         self._architecture = record.architecture
         self._cache_type: Any = np.dtype(graph.kv).type
-        # A graph by way of optimum only reads the cache.
-        self._new_rows = NewRows(record.architecture, PREFILL_ROWS) if graph.via == "optimum" else None
+        # Padding rows are written behind the last token, so the cache may grow that much longer than the text.
+        self._slots = context + (fixed_rows or 1)
+        self._spare = SpareBuffers() if self._settings.resident else None
         self.cache = self.new_cache()
-        self._calls: dict[tuple[int, int], CallBuffers | ChainCallBuffers] = {}
-        self._bound = self.cache.version  # of the buffers that these calls are bound to
-        self._logits = np.empty((0, self._logits_size), np.float32)
+        self._calls: HostCalls | DeviceCalls
+        if self._settings.resident:
+            self._calls = DeviceCalls(
+                self._ort,
+                self._settings,
+                providers,
+                self._architecture,
+                self._bias_type,
+                self.columns,
+                self._selects,
+                self._grid(),
+            )
+        else:
+            reads_only = graph.via == "optimum"
+            self._calls = HostCalls(
+                self._ort, self._architecture, self._bias_type, self.columns, self._selects, reads_only, PREFILL_ROWS
+            )
+
+        device_calls = self._calls if isinstance(self._calls, DeviceCalls) else None
+        for steps, session in sessions.drafting.items():
+            self._chains[steps] = DraftChain(self._ort, session, steps, self.columns, self._settings.name, device_calls)
 
     def __del__(self) -> None:
         """In a forked process keep the session for ever: its threads did not come along, and its end waits for them."""
         if os.getpid() != self._process:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
+            for session in (self._session, self._trees, *(chain.session for chain in self._chains.values())):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
     @property
     def fixed_rows(self) -> int | None:
@@ -116,13 +143,33 @@ class Model:
 
     @property
     def takes_trees(self) -> bool:
-        """Whether the graph takes positions and masks."""
-        return self._takes_trees
+        """Whether a call may have positions and a mask."""
+        return self._trees is not None
+
+    @property
+    def trees_apart(self) -> bool:
+        """Whether those run in another graph than other calls, with other kernels."""
+        return self._trees not in (None, self._session)
+
+    @property
+    def chain_lengths(self) -> tuple[int, ...]:
+        """How many tokens one call can draft, the fewest first; none where each needs a call of its own."""
+        return tuple(sorted(self._chains))
 
     @property
     def slides(self) -> bool:
         """Whether tokens can be dropped from the middle of the cache while others go on behind them."""
-        return self._takes_trees and self._device == "cpu"
+        return self._trees is self._session and self.moves_slots
+
+    @property
+    def moves_slots(self) -> bool:
+        """Whether tokens of the cache can be moved to other slots, as branches are when they are committed."""
+        return not self._settings.resident and self._settings.name == "cpu"
+
+    @property
+    def eager_reason(self) -> str | None:
+        """Why calls run without CUDA graphs, or some of them; ``None`` if there is nothing to say."""
+        return self._calls.eager_reason if isinstance(self._calls, DeviceCalls) else None
 
     @property
     def widest_tree(self) -> int:
@@ -131,20 +178,18 @@ class Model:
 
     def new_cache(self) -> KVCache:
         """An empty cache for another text, see :meth:`use`."""
-        # Padding rows are written behind the last token, so the buffers may grow that much longer.
-        slots = self.context + (self._fixed_rows or 1)
-        return KVCache(self._ort, self._architecture, slots, self._cache_type, self._device)
+        return KVCache(self._ort, self._architecture, self._slots, self._cache_type, self._settings.name, self._spare)
 
     def use(self, cache: KVCache) -> None:
         """Work on the text of another cache from now on."""
         if cache is not self.cache:
-            self._calls.clear()
+            self._release()
             self.cache = cache
 
     def shrink(self, cache: KVCache, slots: int = 0) -> None:
         """Give back what a cache of this model does not need for so many tokens; those behind them are forgotten."""
         if cache is self.cache:
-            self._calls.clear()  # they hold the buffers
+            self._release()
         cache.shrink(slots)
 
     def forward(
@@ -153,7 +198,7 @@ class Model:
         logit_rows: Sequence[int],
         positions: Sequence[int] | None = None,
         mask: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> LogitRows:
         """Append tokens to the cache and return the logits of chosen rows.
 
         Args:
@@ -165,7 +210,8 @@ class Model:
                 every token of the cache in any case, and never a later row.
 
         Returns:
-            float32 [R, columns that stand for ids], valid until the next call.
+            Rows [R, columns that stand for ids], valid until the next call: an array, or what a graph that selects
+            gives of them.
 
         Raises:
             ProviderError: ONNX Runtime failed; the cache holds what it held.
@@ -177,42 +223,105 @@ class Model:
             raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
         if self._fixed_rows is not None and rows > self._fixed_rows:
             return self._forward_split(self._fixed_rows, token_ids, logit_rows, positions, mask)
-        if not self._takes_trees and not (mask is None and positions is None):
+        branched = mask is not None or positions is not None
+        if branched and self._trees is None:
             raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks and positions.")
         if positions is not None and past == 0:
             raise RequestError("An empty cache takes no positions; put the first token into it before a tree.")
-        padded, wanted = self._padded(rows), len(logit_rows)
-        if past + padded > self.cache.capacity:
-            self._grow(past + padded)
-        # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
-        call = self._call(padded, max(self._padded(wanted), wanted) if wanted else 0)
+        session = self._trees if branched else self._session
+        assert session is not None
+        wanted = len(logit_rows)
+        shape = self._shape(session, rows, wanted, past)
+        if past + shape.rows > self.cache.capacity:
+            self._grow(past + shape.rows)
+        call: Any = self._calls.call(session, shape, self.cache)
         call.fill(token_ids, logit_rows, positions, past)
-        if isinstance(call, CallBuffers) and self._takes_trees:
-            call.fill_mask(mask, past)
+        call.fill_mask(mask, past)
         try:
-            self._session.run_with_iobinding(call.binding)
+            self._calls.run(session, call, self.cache, rows)
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            raise ProviderError(
-                f"ONNX Runtime failed in a call with {rows} rows behind {past} cached tokens: "
-                f"{' '.join(str(error).split())}. Nothing of it counts; the engine can go on."
-            ) from error
-        if self._new_rows is not None:
-            self._new_rows.append_to(self.cache, past, padded, rows)
+            raise call_failure(error, rows, past) from error
         self.cache.length = past + rows
-        return call.logits[:wanted]
+        if call.selection is not None:
+            ids, likeliest, log_sum_exp = (array[:wanted] for array in call.selection)
+            return SelectedRows(ids, likeliest, log_sum_exp, self.columns, call.row)
+        logits: npt.NDArray[np.float32] = call.logits
+        return logits[:wanted]
+
+    def draft(
+        self,
+        token_ids: Sequence[int],
+        steps: int,
+        noise: Sequence[npt.NDArray[np.float32]] | None = None,
+        inverse_temperature: float = 1.0,
+    ) -> DraftedChain:
+        """Append tokens to the cache, and draft those that follow in the same call.
+
+        Args:
+            token_ids: S tokens; the cache then holds them and all drafted ones but the last.
+            steps: how many to draft, one of ``chain_lengths``.
+            noise: float32 [columns] for each step, added to the logits at the temperature; ``None`` for the likeliest.
+            inverse_temperature: what the logits are multiplied by.
+
+        Raises:
+            ProviderError: ONNX Runtime failed; the cache holds what it held.
+            RequestError: the tokens do not fit into the context.
+        """
+        chain, past = self._chains[steps], self.cache.length
+        slots = chain.slots(len(token_ids))
+        if not token_ids or slots > self.context - past:
+            raise RequestError(
+                f"{len(token_ids)} tokens and {steps} drafted ones do not fit: the cache holds {past} of "
+                f"{self.context}."
+            )
+        if past + slots > self.cache.capacity:
+            self._grow(past + slots)
+        try:
+            drafted = chain.draft(self.cache, token_ids, noise, inverse_temperature)
+        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
+            raise call_failure(error, len(token_ids), past) from error
+        self.cache.length = past + slots
+        return drafted
 
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Append tokens to the cache in chunks, without computing logits."""
         for start in range(0, len(token_ids), PREFILL_ROWS):
             self.forward(token_ids[start : start + PREFILL_ROWS], ())
 
+    def end_profiles(self) -> list[Path]:
+        """End the profiles that the settings asked for, and return their files.
+
+        They are of the graph for chains, the one for trees if it is apart, and those that draft several tokens.
+        """
+        trees = [self._trees] if self.trees_apart else []
+        sessions = [self._session, *trees, *(chain.session for chain in self._chains.values())]
+        return [session.end_profile() for session in sessions if session is not None]
+
+    def drop_trees(self) -> None:
+        """Close the graph for trees, if it is one apart."""
+        if self._trees is not None and self.trees_apart:
+            if isinstance(self._calls, DeviceCalls):
+                self._calls.forget(self._trees)
+            self._trees = None
+
+    def captured_shapes(self, last_row: bool) -> Iterator[CallShape]:
+        """The shapes of calls that CUDA graphs are captured for; see :mod:`edge_spec.runtime.capturing`."""
+        return self._calls.shapes(last_row) if isinstance(self._calls, DeviceCalls) else iter(())
+
+    def _release(self) -> None:
+        """Let go of the cache's buffers."""
+        self._calls.clear()
+        for chain in self._chains.values():
+            chain.release()
+
     def _grow(self, slots: int) -> None:
-        self._calls.clear()  # they hold the buffers that are too small
+        self._release()
         try:
             self.cache.reserve(slots)
         except Exception as error:  # as above
-            raise ProviderError(
-                f"There is no memory for a KV cache of {slots} tokens ({' '.join(str(error).split())}). "
+            kind = ProviderError if self._settings.name == "cpu" else DeviceMemoryError
+            raise kind(
+                f"There is no memory for a KV cache of {slots} tokens ({said(error)}). "
                 "What was cached of this text is lost, and will be read again."
             ) from error
 
@@ -223,16 +332,19 @@ class Model:
         logit_rows: Sequence[int],
         positions: Sequence[int] | None,
         mask: npt.NDArray[np.bool_] | None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> LogitRows:
         """Run a call wider than the fixed width as several."""
         if mask is not None:
             raise RequestError(f"A masked call has at most {width} rows at fixed width; {len(token_ids)} were given.")
-        logits = np.empty((len(logit_rows), self._columns), np.float32)
+        logits = np.empty((len(logit_rows), self.columns), np.float32)
         for start in range(0, len(token_ids), width):
             stop = min(start + width, len(token_ids))
             wanted = [index for index, row in enumerate(logit_rows) if start <= row < stop]
             part = None if positions is None else positions[start:stop]
-            logits[wanted] = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+            rows = self.forward(token_ids[start:stop], [logit_rows[index] - start for index in wanted], part)
+            if stop == len(token_ids) and len(wanted) == len(logit_rows):
+                return rows
+            logits[wanted] = rows
         return logits
 
     def _padded(self, rows: int) -> int:
@@ -242,57 +354,22 @@ class Model:
             return rows
         return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)
 
-    def _open(self, providers: Sequence[str], threads: int | None) -> Any:
-        options = self._ort.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = threads or 0
-        # Attention sees one column more in every call, and a memory pattern would be kept for each number of them.
-        options.enable_mem_pattern = False
-        # Target and draft take turns on the same cores: threads that wait for work by spinning would steal them.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        try:
-            return self._ort.InferenceSession(str(self._path), options, providers=list(providers))
-        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            raise BundleError(f"ONNX Runtime cannot load {self._path}: {' '.join(str(error).split())}") from error
+    def _grid(self) -> ShapeGrid | None:
+        """The shapes that calls are snapped to; ``None`` for none."""
+        if self._fixed_rows is not None:
+            return ShapeGrid.of_one_shape(self._fixed_rows, self._slots)
+        return ShapeGrid.of_context(self._slots) if self._settings.captures else None
 
-    def _call(self, rows: int, logit_rows: int) -> CallBuffers | ChainCallBuffers:
-        """The buffers of calls of this shape."""
-        if self._bound != self.cache.version:
-            self._calls.clear()
-            self._bound = self.cache.version
-        call = self._calls.get((rows, logit_rows))
-        if call is None:
-            if logit_rows > len(self._logits):  # all calls write their logits into the same memory
-                self._calls.clear()
-                self._logits = np.empty((logit_rows, self._logits_size), np.float32)
-            elif len(self._calls) == _MOST_SHAPES:
-                del self._calls[next(iter(self._calls))]
-            call = self._bound_call(rows, self._logits[:logit_rows])
-            self._calls[rows, logit_rows] = call
-        return call
-
-    def _bound_call(self, rows: int, logits: npt.NDArray[np.float32]) -> CallBuffers | ChainCallBuffers:
-        binding = self._session.io_binding()
-        if self._new_rows is None:
-            self.cache.bind(binding)
-            bias_type = self._dtype if self._takes_trees else None
-            return CallBuffers(self._ort, binding, rows, bias_type, logits, self._columns)
-        if rows > self._new_rows.most:
-            self._calls.clear()  # they write into the memory that is too small
-            self._new_rows = NewRows(self._architecture, rows)
-        self.cache.bind(binding, written=False)
-        self._new_rows.bind(binding, rows)
-        return ChainCallBuffers(self._ort, binding, rows, logits, self._columns)
-
-
-def _choose_graph(bundle: Bundle, record: ModelRecord, kv: CacheType | None) -> GraphRecord:
-    """The graph to open: one does chains and trees on CPU; on CUDA the first is for chains, the faster kernel."""
-    for graph in record.graphs:
-        if kv is None or graph.kv == kv:
-            if graph.kv == "int8":
-                require_int8_cache()
-            return graph
-    offered = " or ".join(dict.fromkeys(graph.kv for graph in record.graphs))
-    raise BundleError(
-        f"{bundle.path} is for {bundle.manifest.device} and has no graph with a KV cache in {kv}, only in {offered}."
-    )
+    def _shape(self, session: GraphSession, rows: int, wanted: int, past: int) -> CallShape:
+        """The shape of a call that has so many tokens."""
+        least = int(self._selects)  # not every provider takes no rows at all where it selects
+        # The bias of a sliding window counts slots from the true length.
+        windowed = session.takes_trees and self._architecture.sliding_window is not None
+        if isinstance(self._calls, DeviceCalls) and not windowed:
+            snapped = self._calls.snap(rows, wanted, past)
+            if snapped is not None:
+                return replace(snapped, logit_rows=max(snapped.logit_rows, least))
+        padded = self._padded(rows)
+        # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
+        asked = max(wanted, least)
+        return CallShape(padded, max(self._padded(asked), asked) if asked else 0)

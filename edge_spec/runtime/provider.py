@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import platform
+
 import numpy as np
 
 from edge_spec.errors import ProviderError, RequestError
 from edge_spec.onnx_runtime import import_onnxruntime
+
+# What CUDA says where a library was not compiled for the GPU at hand.
+_NO_CODE = ("no kernel image", "cudaerrornokernelimagefordevice", "invalid device function", "unsupported ptx")
 
 DEVICES = ("auto", "cpu", "cuda")
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -51,8 +57,8 @@ def select_provider(device: str, bundle_device: str) -> list[str]:
     reason = cuda_failure()
     if reason is not None:
         raise ProviderError(
-            f"This bundle was exported for CUDA, which does not run here: {reason} "
-            "Repair CUDA, or export the bundle again with --device cpu."
+            f"This bundle was exported for CUDA, which does not run here: {reason} {repair_advice(reason)} "
+            "Or export the bundle again with --device cpu."
         )
     return [CUDA_PROVIDER, CPU_PROVIDER]
 
@@ -69,6 +75,8 @@ def cuda_failure() -> str | None:
     onnxruntime = import_onnxruntime()
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         return "the installed ONNX Runtime was built without CUDA; pip install 'edge-spec[gpu]' instead of [cpu]."
+    if importlib.util.find_spec("nvidia") is not None and hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # libraries that pip has installed are not on the loader's path
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # whatever goes wrong becomes the answer, not a log line
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
@@ -81,3 +89,26 @@ def cuda_failure() -> str | None:
     except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
         return f"a matrix product failed with: {' '.join(str(error).split())}"
     return None if np.allclose(product, a @ a) else "it computes wrong products."
+
+
+def repair_advice(reason: str, machine: str | None = None) -> str:
+    """What to do where CUDA does not run.
+
+    Args:
+        reason: what went wrong, as ONNX Runtime put it.
+        machine: architecture of the processor; ``None`` for this one's.
+    """
+    machine = machine or platform.machine()
+    lacks_code = any(sign in reason.lower() for sign in _NO_CODE)
+    if machine == "aarch64":
+        what = "has no code for this GPU" if lacks_code else "may be built for another GPU, CUDA or cuDNN"
+        return (
+            f"The installed onnxruntime-gpu {what}: the registry's for ARM is for servers. On a Jetson uninstall it "
+            "and install the one for your JetPack from https://pypi.jetson-ai-lab.io (docs/jetson.md), or build it "
+            "(docs/cuda.md)."
+        )
+    if lacks_code:
+        return "The installed onnxruntime-gpu has no code for this GPU: upgrade it, or build it (docs/cuda.md)."
+    if "without CUDA" in reason:  # which says what to do
+        return ""
+    return "Repair CUDA: the driver, the libraries of CUDA and cuDNN, and onnxruntime-gpu have to fit each other."

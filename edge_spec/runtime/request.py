@@ -55,6 +55,7 @@ class RequestReader:
         vocab_size: int,
         exactness: Exactness,
         takes_trees: bool,
+        moves_slots: bool,
         widest: int,
         vocabulary: GrammarVocabulary,
     ) -> None:
@@ -66,6 +67,7 @@ class RequestReader:
             vocab_size: ids there are.
             exactness: the level that is owed.
             takes_trees: whether the target takes trees.
+            moves_slots: whether its cache can commit branches at once.
             widest: most draft tokens of a round.
             vocabulary: the target's tokens, for grammars.
         """
@@ -74,6 +76,7 @@ class RequestReader:
         self._vocab_size = vocab_size
         self._exactness = exactness
         self._takes_trees = takes_trees
+        self._moves_slots = moves_slots
         self._widest = widest
         self._vocabulary = vocabulary
 
@@ -110,9 +113,11 @@ class RequestReader:
         mask = None if grammar is None else GrammarMask(self._vocabulary, grammar)
         pipeline = LogitsPipeline(sampling, options.get("logits_processors", ()), mask)
         context = Context(self._prompts.encode(prompt), sampling, pipeline, rule.coupled)
-        branches = tree and self._takes_trees and (sampling.greedy or rule.trees)
-        # Only the coupled rule owes the same bits; the others owe the same law, which branches obey.
-        defer = self._exactness == "bitwise" and (sampling.greedy or rule.coupled)
+        # Only the coupled rule owes the same bits; the others owe the same law, which branches obey. But what a branch
+        # told may be proposed again only where chance does not tell twice.
+        may_defer = sampling.greedy or rule.coupled
+        defer = may_defer and (self._exactness == "bitwise" or not self._moves_slots)
+        branches = tree and self._takes_trees and (sampling.greedy or rule.trees) and (defer or self._moves_slots)
         speculation = options.get("speculation", "auto")
         forced = None if grammar is None or speculation == "off" else ForcedDrafter(self._vocabulary, grammar)
         choice = self._drafters.speculation(speculation, max_draft, branches, defer, self._widest, forced)

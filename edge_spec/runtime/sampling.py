@@ -56,19 +56,14 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArra
     for row, (values, law) in enumerate(zip(logits, laws, strict=True)):
         peak = values.max()
         require_finite(peak, row)
-        _fill_law(values, peak, params, law)
+        fill_law(values, peak, params, law)
     return laws
 
 
-def _fill_law(logits: NDArray[np.float32], peak: np.float32, params: SamplingParams, law: NDArray[np.float32]) -> None:
-    """Write the law of one row, float32 [vocab], into ``law``, which is all zero."""
-    limits = np.finfo(np.float32)
-    temperature = np.float32(min(max(params.temperature, float(limits.tiny)), float(limits.max)))
+def fill_law(logits: NDArray[np.float32], peak: np.float32, params: SamplingParams, law: NDArray[np.float32]) -> None:
+    """Write the law of one row, float32 [vocab], whose largest logit is ``peak``, into ``law``, which is all zero."""
     kept = likeliest(logits, params.top_k) if 0 < params.top_k < len(logits) else None
-    weights = (logits if kept is None else logits[kept]) - peak
-    with np.errstate(over="ignore", under="ignore"):  # far from the peak: -inf and 0 are the right values
-        weights /= temperature
-        np.exp(weights, out=weights)
+    weights = relative_weights(logits if kept is None else logits[kept], peak, params.temperature)
     if params.top_p < 1.0:
         nucleus = _nucleus(weights, params.top_p)
         kept = nucleus if kept is None else kept[nucleus]
@@ -77,6 +72,21 @@ def _fill_law(logits: NDArray[np.float32], peak: np.float32, params: SamplingPar
         weights[weights < np.float32(params.min_p)] = 0.0  # the peak weighs exactly one
     weights /= np.float32(weights.sum(dtype=np.float64))
     law[slice(None) if kept is None else kept] = weights
+
+
+def relative_weights(logits: NDArray[np.float32], peak: np.float32, temperature: float) -> NDArray[np.float32]:
+    """How likely tokens are at a temperature, relative to one whose logit is ``peak``: float32, as many as logits."""
+    weights = logits - peak
+    with np.errstate(over="ignore", under="ignore"):  # far from the peak: -inf and 0 are the right values
+        weights /= np.float32(within_single_precision(temperature))
+        np.exp(weights, out=weights)
+    return weights
+
+
+def within_single_precision(temperature: float) -> float:
+    """The temperature, or the nearest one that single precision has."""
+    limits = np.finfo(np.float32)
+    return min(max(temperature, float(limits.tiny)), float(limits.max))
 
 
 def likeliest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:

@@ -10,8 +10,9 @@ from typing import Any
 from edge_spec.errors import RequestError
 from edge_spec.manifest import GraphRecord, Manifest, ModelRecord
 from edge_spec.runtime.cost_curve import CostCurve
-from edge_spec.runtime.memory import MemoryPlan, plan_memory
+from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_budget import DEFAULT_SHARE
+from edge_spec.runtime.memory_plan import MemoryPlan
 from edge_spec.simulation.cost_law import Kernels, cost_curve
 from edge_spec.simulation.device_class import DeviceClass, PublishedSpeed
 from edge_spec.simulation.model_sizes import ModelSizes

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from edge_spec.errors import LogitsError, ProviderError, RequestError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
-from edge_spec.runtime.drafters.model_choice import Candidate, choose, laid_out, usual_evidence
+from edge_spec.runtime.drafters.model_choice import (
+    Candidate,
+    chain_candidates,
+    chain_noise,
+    choose,
+    drafts_at_once,
+    known_columns,
+    laid_out,
+    usual_evidence,
+)
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.drafters.read_text import ReadText
 from edge_spec.runtime.kv_cache import KVCache
@@ -38,7 +47,7 @@ class ModelDrafter:
         self,
         model: Model,
         window: int | None = None,
-        on_call: Callable[[int, int, float], None] = lambda rows, past, seconds: None,
+        on_call: Callable[..., None] = lambda *call: None,
         clock: Callable[[], float] = perf_counter,
         load: Callable[[], Model] | None = None,
         vocabulary: DraftVocabulary = WHOLE,
@@ -48,7 +57,8 @@ class ModelDrafter:
         Args:
             model: the draft, which now belongs to this drafter, with its cache.
             window: most tokens in the cache; ``None`` for all of the model's context.
-            on_call: told rows, cached tokens and seconds of every call of the model.
+            on_call: told rows, cached tokens and seconds of every call of the model, and the tokens that it drafted if
+                there were several.
             clock: tells the time, in seconds.
             load: loads the model again, once it was given up.
             vocabulary: what the columns of its logits stand for.
@@ -84,6 +94,14 @@ class ModelDrafter:
     def steps_per_token(self) -> float:
         """Steps of the model for a proposed token."""
         return 1.0
+
+    def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
+        """How many tokens one call of the model can draft for such a request; none where each needs its own.
+
+        A call chooses by the logits and by noise that is known beforehand, and tells of no runners-up.
+        """
+        at_once = self._model is not None and not branches and drafts_at_once(context)
+        return self._model.chain_lengths if at_once and self._model is not None else ()
 
     def usual_evidence(self, context: Context) -> Evidence:
         """What speaks for a token of which no more is known than how it will be chosen."""
@@ -181,12 +199,25 @@ class ModelDrafter:
         siblings: list[Sequence[Candidate]] = []
         evidence: list[Evidence] = []
         laws: list[NDArray[np.float32]] = []
+        lengths = self.chain_lengths(context, budget.branches)
         while len(chain) < budget.tokens and (not chain or budget.another(evidence)):
             if not read.takes(len(pending)):
                 break
-            logits = read.step(pending)
+            most = min(budget.tokens - len(chain), budget.ahead(evidence)) if lengths else 0
+            steps = max((n for n in lengths if n <= most and read.takes_chain(len(pending), n)), default=0)
+            if steps:
+                noise, inverse = chain_noise(context, [*prefix, *chain], steps, read.columns, self._vocabulary)
+                chosen = chain_candidates(context, read.draft(pending, steps, noise, inverse))
+                chain += [token for token, _ in chosen]
+                evidence += [reason for _, reason in chosen]
+                siblings += [()] * len(chosen)
+                if len(chosen) < steps:
+                    break
+                pending = chain[-1:]
+                continue
+            known = known_columns(read.step(pending), self._vocabulary)
             try:
-                candidates, law = choose(context, [*prefix, *chain], logits, budget.branches, self._vocabulary)
+                candidates, law = choose(context, [*prefix, *chain], known[0], budget.branches, *known[1:])
             except LogitsError:
                 break
             token, reason = candidates[0]

@@ -16,7 +16,7 @@ def drafter_of_pair(
     pair: LoadedPair,
     manifest: Manifest,
     window: int,
-    on_call: Callable[[int, int, float], None],
+    on_call: Callable[..., None],
     clock: Callable[[], float],
 ) -> ModelDrafter | None:
     """Draft with the model of a pair; ``None`` if it has none.
@@ -25,7 +25,8 @@ def drafter_of_pair(
         pair: as loaded; its draft then belongs to the drafter.
         manifest: what the bundle says of itself.
         window: most tokens in the draft's cache.
-        on_call: told rows, cached tokens and seconds of every call of the model.
+        on_call: told rows, cached tokens and seconds of every call of the model, and the tokens that it drafted if
+            there were several.
         clock: tells the time, in seconds.
     """
     if pair.draft is None:

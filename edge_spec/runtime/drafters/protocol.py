@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.logit_rows import LogitRows
 from edge_spec.runtime.proposal import Evidence, Proposal
 
 
@@ -22,11 +21,13 @@ class Budget:
         branches: whether the proposal may be a tree.
         another: asked before each token that costs time to draft, with the evidence of the chain drafted so far: is it
             worth going on? Drafters that propose for nothing need not ask.
+        ahead: asked likewise by drafters that draft several tokens at once: how many more are expected to be worth it?
     """
 
     tokens: int
     branches: bool = False
     another: Callable[[Sequence[Evidence]], bool] = lambda chain: True
+    ahead: Callable[[Sequence[Evidence]], float] = lambda chain: math.inf
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,16 @@ class Outcome:
         proposal: what was verified.
         path: the draft tokens that agree with the target, as indices into the proposal, each the parent of the next.
         next_token: the target's own token after them.
-        logits: float32 [rows, vocab], as the target computed them; row 0 follows ``last``, row i + 1 follows token i
-            of the proposal. Valid during the call.
+        logits: rows [rows, vocab], as the target computed them; row 0 follows ``last``, row i + 1 follows token i of
+            the proposal. Valid during the call. Whole rows may have to come from the device, their likeliest tokens
+            are here.
     """
 
     last: int
     proposal: Proposal
     path: tuple[int, ...]
     next_token: int
-    logits: NDArray[np.float32]
+    logits: LogitRows
 
 
 class Drafter(Protocol):

@@ -8,7 +8,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_spec.runtime.draft_chain import DraftedChain
 from edge_spec.runtime.kv_cache import KVCache
+from edge_spec.runtime.logit_rows import LogitRows
 from edge_spec.runtime.model import Model
 
 # Tokens read at most when the draft is behind: reading a long prompt would take longer than what the draft then saves.
@@ -37,7 +39,7 @@ class ReadText:
         self,
         model: Model,
         window: int,
-        on_call: Callable[[int, int, float], None] = lambda rows, past, seconds: None,
+        on_call: Callable[..., None] = lambda *call: None,
         clock: Callable[[], float] = perf_counter,
         cache: KVCache | None = None,
     ) -> None:
@@ -46,7 +48,8 @@ class ReadText:
         Args:
             model: the draft.
             window: most tokens in the cache, 2 at least.
-            on_call: told rows, cached tokens and seconds of every call of the model.
+            on_call: told rows, cached tokens and seconds of every call of the model, and the tokens that it drafted if
+                there were several.
             clock: tells the time, in seconds.
             cache: of the draft, which now belongs to this text; by default the one it works on.
         """
@@ -64,6 +67,11 @@ class ReadText:
     def cached(self) -> int:
         """Tokens in the cache."""
         return len(self._tokens) - (self._gap[1] - self._gap[0])
+
+    @property
+    def columns(self) -> int:
+        """How many columns of the model's logits stand for ids."""
+        return self._model.columns
 
     @property
     def memory_bytes(self) -> int:
@@ -105,11 +113,34 @@ class ReadText:
             return len(self._tokens) + rows <= self._model.positions
         return self.cached + rows <= self._window
 
-    def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Read one or two tokens more and return the logits behind them, float32 [vocab], valid until the next call."""
+    def step(self, tokens: Sequence[int]) -> LogitRows:
+        """Read one or two tokens more and return the logits behind them, one row, valid until the next call."""
         self._make_room(len(tokens))
-        logits: NDArray[np.float32] = self._call(tokens, (len(tokens) - 1,))[0]
-        return logits
+        return self._call(tokens, (len(tokens) - 1,))
+
+    def takes_chain(self, rows: int, steps: int) -> bool:
+        """Whether so many tokens can be read, and as many drafted in the same call, without starting again."""
+        # Such a call knows no positions but those that follow the cache.
+        return self.cached == len(self._tokens) and self.cached + rows + steps - 1 <= self._window
+
+    def draft(
+        self,
+        tokens: Sequence[int],
+        steps: int,
+        noise: Sequence[NDArray[np.float32]] | None,
+        inverse_temperature: float,
+    ) -> DraftedChain:
+        """Read one or two tokens more, and draft those behind them in the same call; see :meth:`Model.draft`."""
+        past, started = self.cached, self._clock()
+        self._model.use(self.cache)
+        try:
+            drafted = self._model.draft(tokens, steps, noise, inverse_temperature)
+        except BaseException:  # nobody knows what the cache now holds
+            self.rollback(0)
+            raise
+        self._tokens.extend([*tokens, *drafted.tokens[:-1]])
+        self._on_call(len(tokens), past, self._clock() - started, steps)
+        return drafted
 
     def rollback(self, length: int) -> None:
         """Forget what was read from position ``length`` of the text on."""
@@ -176,7 +207,7 @@ class ReadText:
         self.cache.keep(sinks, range(self.cached - recent, self.cached))
         self._gap = (sinks, len(self._tokens) - recent)
 
-    def _call(self, tokens: Sequence[int], logit_rows: Sequence[int]) -> NDArray[np.float32]:
+    def _call(self, tokens: Sequence[int], logit_rows: Sequence[int]) -> LogitRows:
         past, position = self.cached, len(self._tokens)
         # Without a gap, positions follow the cache.
         positions = range(position, position + len(tokens)) if position > past else None

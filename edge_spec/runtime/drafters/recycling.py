@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge_spec.runtime.candidate_tree import lay_out, trunk_first
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
+from edge_spec.runtime.logit_rows import SelectedRows
 from edge_spec.runtime.proposal import Evidence, Proposal
 
 _WIDTH = 8  # successors kept of each row of logits
@@ -134,7 +135,11 @@ class RecyclingDrafter:
                 self._key_at[slot] = key
                 slots.append(slot)
                 sources.append(row)
-        tokens, probabilities = likeliest(outcome.logits, _WIDTH)
+        logits = outcome.logits
+        if isinstance(logits, SelectedRows):
+            tokens, probabilities = logits.best(_WIDTH)
+        else:
+            tokens, probabilities = likeliest(np.asarray(logits), _WIDTH)
         levels = np.rint(probabilities * 255).astype(np.uint8)
         width = tokens.shape[1]
         self._tokens[slots, :width] = tokens[sources]

@@ -12,7 +12,7 @@ import numpy as np
 from edge_spec.errors import BundleError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.model import ModelDrafter
-from edge_spec.runtime.drafters.model_choice import EDGES
+from edge_spec.runtime.drafters.model_choice import EDGES, known_columns
 from edge_spec.runtime.drafters.protocol import Budget
 from edge_spec.runtime.drafters.read_text import ReadText
 from edge_spec.runtime.drafters.reencoded_text import ReencodedText
@@ -55,6 +55,10 @@ class ReencodedDrafter(ModelDrafter):
         """Steps of the draft for a proposed token, as lately."""
         return self._steps / self._brought
 
+    def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
+        """None: it looks at the text after each token."""
+        return ()
+
     def usual_evidence(self, context: Context) -> Evidence:
         """What speaks for a token of which no more is known."""
         return ("model", _kind(context), 0)
@@ -84,13 +88,13 @@ class ReencodedDrafter(ModelDrafter):
         while len(tokens) < budget.tokens and (not tokens or budget.another(_evidence(context, shares))):
             if len(drafted) == 2 * budget.tokens + _MOST_SILENT or not read.takes(len(pending)):
                 break
-            logits = read.step(pending)
+            logits, vocabulary, left_out = known_columns(read.step(pending), self._vocabulary)
             column = int(np.argmax(logits))
             peak = logits[column]
             if not np.isfinite(peak):
                 break
-            share = 1.0 / float(np.exp(logits - peak).sum())
-            drafted.append(self._vocabulary.id_of(column))
+            share = 1.0 / (float(np.exp(logits - peak).sum()) + float(np.exp(left_out - peak)))
+            drafted.append(vocabulary.id_of(column))
             before, tokens = tokens, self._text.write(text, drafted)
             shares = _shares(before, tokens, shares, share)
             pending = drafted[-1:]

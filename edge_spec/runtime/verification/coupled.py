@@ -19,12 +19,16 @@ def verify_coupled(p: Laws, proposal: Proposal, chance: Chance) -> Verdict:
     speculative decoding").
 
     Args:
-        p: the target's laws by row; rows need not be normalized, and only those on the accepted path are read.
+        p: the target's laws by row, which may know the token without all of law and noise (``token``); rows need not be
+            normalized, and only those on the accepted path are read.
         proposal: a chain or a tree.
         chance: gives the Gumbel noise.
     """
+    told: Callable[[int, int, Chance], int | None] | None = getattr(p, "token", None)
 
     def own_token(row: int, depth: int) -> int:
+        if told is not None and (token := told(row, depth, chance)) is not None:
+            return token
         law = p[row]
         return sample_gumbel(law, chance.gumbel(depth, len(law)))
 
@@ -35,14 +39,18 @@ def verify_greedy(logits: Laws, proposal: Proposal) -> Verdict:
     """The coupled rule without noise, for temperature 0: keep draft tokens while each is the target's likeliest.
 
     Args:
-        logits: the target's logits by row, float32; or laws. Only rows on the accepted path are read.
+        logits: the target's logits by row, float32; or laws; or rows that may know their likeliest token without being
+            looked at (``likeliest``). Only rows on the accepted path are read.
         proposal: a chain or a tree.
 
     Raises:
         LogitsError: a row on that path has no finite maximum.
     """
+    known: Callable[[int], int | None] | None = getattr(logits, "likeliest", None)
 
     def own_token(row: int, depth: int) -> int:
+        if known is not None and (told := known(row)) is not None:
+            return told
         law = logits[row]
         token = int(law.argmax())
         require_finite(law.item(token), row)  # argmax stops at a NaN, so looking there finds any

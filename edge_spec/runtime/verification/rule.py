@@ -55,6 +55,18 @@ class Chance(Protocol):
         ...
 
 
+class SparseChance(Chance, Protocol):
+    """Chance that tells the noise of a few tokens faster than that of all."""
+
+    def gumbel_of(self, depth: int, vocab: int, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """What :meth:`gumbel` says of some tokens, float32 [n]."""
+        ...
+
+    def most_gumbel(self, depth: int, vocab: int) -> float:
+        """A number that no token's noise exceeds."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rule:
     """A verification rule and what it asks of proposals.

@@ -1,0 +1,31 @@
+"""How a model uses the device that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """What of a device is used.
+
+    Attributes:
+        name: ``"cpu"`` or ``"cuda"``, where the KV cache lies, and inputs and logits if they are ``resident``.
+        resident: whether inputs and logits lie on the device and are updated there.
+        captures: whether calls of a few fixed shapes are captured as CUDA graphs and replayed. Needs ``resident``.
+        tree_graph: whether a graph for trees is opened beside one for chains only. Needs ``resident``.
+        shares_weights: whether two sessions of one model can use the same weights on the device.
+        options: of the CUDA provider.
+        lacks: what does not work on this device, and why.
+        profile: what the names of ONNX Runtime's profiles begin with, one for each session; ``None`` writes none.
+    """
+
+    name: str = "cpu"
+    resident: bool = False
+    captures: bool = False
+    tree_graph: bool = False
+    shares_weights: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+    profile: str | None = None
