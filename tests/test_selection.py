@@ -80,9 +80,7 @@ def params_of(dice: np.random.Generator, vocab: int, greedy: bool) -> SamplingPa
         if processed and dice.random() < 0.4
         else (),
         banned_token_ids=tokens(vocab // 2) if processed and dice.random() < 0.3 else (),
-        allowed_token_ids=range(0, vocab, int(dice.integers(1, 9)))
-        if processed and dice.random() < 0.2
-        else None,
+        allowed_token_ids=range(0, vocab, int(dice.integers(1, 9))) if processed and dice.random() < 0.2 else None,
     )
 
 

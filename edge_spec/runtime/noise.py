@@ -94,7 +94,8 @@ def gumbel_of(seed: int, position: int, bits: NDArray[np.uint32], ids: NDArray[n
     """The noise of some tokens, float32 [n], bit for bit what :func:`gumbel` says, which takes longer.
 
     Args:
-        seed, position: as there.
+        seed: as there.
+        position: as there.
         bits: of all tokens, see :func:`gumbel_bits`.
         ids: int64 [n], which tokens.
     """
