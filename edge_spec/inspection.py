@@ -67,9 +67,11 @@ def _model(model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
     caches = (f"{size_text(items * _CACHE_ITEM_BYTES[kv])} in {kv}" for kv in types)
     yield "KV cache", f"{' or '.join(caches)} per token"
     for graph in model.graphs:
-        verifies = "chains and trees" if graph.tree else "chains"
+        does = "verifies chains and trees" if graph.tree else "verifies chains"
+        if graph.steps > 1:
+            does = f"drafts {graph.steps} tokens a call"
         via = "" if graph.via == "native" else f", by way of {graph.via}"
-        yield "graph", f"{graph.path}, verifies {verifies}, KV cache in {graph.kv}{via}"
+        yield "graph", f"{graph.path}, {does}, KV cache in {graph.kv}{via}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
 

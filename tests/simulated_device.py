@@ -31,15 +31,27 @@ NO_LOGITS = np.zeros((0, 0), np.float32)
 
 @dataclass
 class Device:
-    """Seconds of a target call by rows, and of a draft step; ``now`` moves on with every call."""
+    """Seconds of a target call by rows, and of a draft step; ``now`` moves on with every call.
+
+    One call can draft as many tokens as ``chains`` says, each for ``chain_step`` of a step.
+    """
 
     verify: dict[int, float]
     step: float
     now: float = 0.0
+    chains: tuple[int, ...] = ()
+    chain_step: float = 1.0
 
     def verify_seconds(self, rows: int) -> float:
         known = sorted(self.verify)
         return float(np.interp(max(rows, known[0]), known, [self.verify[count] for count in known]))
+
+    def draft_seconds(self, tokens: int) -> float:
+        """Seconds for so many draft tokens, in calls that are as long as possible."""
+        for length in sorted(self.chains, reverse=True):
+            if length <= tokens:
+                return length * self.step * self.chain_step + self.draft_seconds(tokens - length)
+        return tokens * self.step
 
     def costs(self) -> Costs:
         """What a calibration of this device would find."""
@@ -47,7 +59,7 @@ class Device:
         target = CostCurve(tuple(rows), tuple(self.verify[count] for count in rows), (0.0,) * len(rows))
         step = max(self.step, 1e-9)
         draft = CostCurve((1, 64), (step, step * (1 + 63 * CATCHING_UP)), (0.0, 0.0))
-        return Costs(CallCosts(target), CallCosts(draft), 0.0)
+        return Costs(CallCosts(target), CallCosts(draft), 0.0, self.chain_step if self.chains else 1.0)
 
 
 @dataclass
@@ -78,7 +90,7 @@ class SimulatedDraft:
     steps_per_token: float = 1.0
 
     def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
-        return ()
+        return self.device.chains
 
     def usual_evidence(self, context: Context) -> tuple[str | int, ...]:
         return ("model", "greedy", 0)
@@ -94,10 +106,12 @@ class SimulatedDraft:
         self.device.now += self.device.step * CATCHING_UP * (self.unread(context, prefix) - 1)
         chain: list[tuple[int, tuple[str | int, ...]]] = []
         while len(chain) < budget.tokens and budget.another([evidence for _, evidence in chain]):
-            self.device.now += self.device.step
-            where = start + len(chain)
-            token = 0 if self.text.right[where] else 1
-            chain.append((token, ("model", "greedy", 0, int(self.text.chance[where] * 10))))
+            most = min(budget.tokens - len(chain), budget.ahead([evidence for _, evidence in chain]))
+            at_once = max((length for length in self.device.chains if length <= most), default=1)
+            self.device.now += self.device.draft_seconds(at_once)
+            for where in range(start + len(chain), start + len(chain) + at_once):
+                token = 0 if self.text.right[where] else 1
+                chain.append((token, ("model", "greedy", 0, int(self.text.chance[where] * 10))))
         self.read = start + len(chain)
         return Proposal(tuple(token for token, _ in chain), evidence=tuple(evidence for _, evidence in chain))
 
@@ -138,7 +152,7 @@ def fixed_speed(device: Device, text: Text, tokens: int, drafted: int) -> float:
     while length < tokens:
         right = text.right[length : length + drafted]
         length += sum(1 for _ in takewhile(bool, right)) + 1
-        seconds += device.verify_seconds(1 + drafted) + drafted * device.step
+        seconds += device.verify_seconds(1 + drafted) + device.draft_seconds(drafted)
     return length / seconds
 
 

@@ -59,6 +59,8 @@ class FakeCache:
 class FakeModel:
     """A model that says of every token that the next one follows, and whose calls take known times."""
 
+    chain_lengths: tuple[int, ...] = ()
+
     def __init__(self, clock: Clock, seconds: Seconds, context: int = 4096, step: int = 1, sure: float = 5.0) -> None:
         self.context = context
         self.cache = FakeCache(context)

@@ -218,10 +218,19 @@ def test_nonsense_is_no_curve(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"target": None}, {"target": []}, {"draft": 3}, {"overhead": -1.0}, {"overhead": math.nan}, {"draft": ...}],
+    [
+        {"target": None},
+        {"target": []},
+        {"draft": 3},
+        {"overhead": -1.0},
+        {"overhead": math.nan},
+        {"draft": ...},
+        {"chain_step": 0.0},
+        {"chain_step": "1"},
+    ],
 )
 def test_nonsense_is_no_cost_model(change: dict[str, Any]) -> None:
-    body = {"target": GOOD, "draft": GOOD, "overhead": 0.001, **change}
+    body = {"target": GOOD, "draft": GOOD, "overhead": 0.001, "chain_step": 1.0, **change}
     with pytest.raises(ValueError, match="cost curve|overhead|are no costs"):
         Costs.from_dict({key: value for key, value in body.items() if value is not ...})
     with pytest.raises(ValueError, match="are no costs"):

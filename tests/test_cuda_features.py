@@ -16,7 +16,7 @@ from edge_spec.runtime.cuda_features import CudaFeatures, probe_features, settin
 from edge_spec.runtime.cuda_options import cuda_options
 from edge_spec.runtime.provider import CPU_PROVIDER, CUDA_PROVIDER, repair_advice
 
-ALL = CudaFeatures(None, None, None, None, None, None, 1.2)
+ALL = CudaFeatures(None, None, None, None, None, None, "dlpack", 1.2)
 
 
 def test_the_probes_are_what_onnx_builds() -> None:
@@ -84,7 +84,9 @@ class Stale:
 def test_what_a_build_lacks_is_named_with_what_it_said(model: str, names: list[str]) -> None:
     faulty = Faulty(refuses=getattr(probe_models, f"{model}_MODEL"))
     features = probe_features(faulty, CPU_PROVIDER, "cpu")
-    failed = {name for name in vars(ALL) if name != "int4_rows_cost" and getattr(features, name) is not None}
+    failed = {
+        name for name in vars(ALL) if name not in ("lending", "int4_rows_cost") and getattr(features, name) is not None
+    }
     assert failed == set(names)
     assert getattr(features, names[0]) == "NOT_IMPLEMENTED: no kernel takes it"
 
@@ -105,6 +107,23 @@ def test_a_bias_that_is_not_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch
         lambda prober, model, bias: attend(prober, model, None if bias is None else np.zeros_like(bias)),
     )
     assert probe_features(onnxruntime, CPU_PROVIDER, "cpu").trees is not None
+
+
+def test_a_build_without_dlpack_lends_its_weights_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    import edge_spec.runtime.cuda_features as module
+
+    lent_value = module.lent_value
+
+    def without(ort: Any, array: Any, device: str, lending: str) -> Any:
+        if lending == "dlpack":
+            raise AttributeError("'OrtValue' object has no attribute 'to_dlpack'")
+        return lent_value(ort, array, device, "binding")
+
+    monkeypatch.setattr(module, "lent_value", without)
+    features = probe_features(onnxruntime, CPU_PROVIDER, "cpu")
+    assert features.shared_weights is None
+    assert features.lending == "binding"
+    assert settings_for([CUDA_PROVIDER], None, features).lending == "binding"
 
 
 # What is made of it

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import RequestError
 from edge_spec.runtime.captured_calls import CallShape
+from edge_spec.runtime.device_buffers import RowFetcher
 from edge_spec.runtime.device_calls import DeviceCalls
 from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.exactness import load_at_level, measure_exactness
@@ -294,3 +296,31 @@ def test_a_drafting_call_that_fails_with_a_graph_runs_without(
     assert model.draft([4], steps) == expected
     assert model.eager_reason is not None
     assert "CUDA error 900" in model.eager_reason
+
+
+# Rows
+
+
+def test_one_row_is_fetched_of_all_that_lie_on_the_device() -> None:
+    fetcher = RowFetcher(onnxruntime, ["CPUExecutionProvider"], "cpu")
+    lying = onnxruntime.OrtValue.ortvalue_from_shape_and_type([1, 9, 300], np.float32)
+    rows = np.random.default_rng(0).normal(size=(1, 9, 300)).astype(np.float32)
+    lying.update_inplace(rows)
+    for row in (0, 4, 8):
+        fetched = fetcher.fetch(lying, row)
+        np.testing.assert_array_equal(fetched, rows[0, row])
+        assert not np.shares_memory(fetched, lying.numpy())
+
+
+def test_a_resident_model_gives_whole_rows_and_the_likeliest_tokens_of_each(
+    host: Model, resident: Model, capturing: Model
+) -> None:
+    tokens = random_tokens(9, 25)
+    expected = feed(host, tokens, [20, 5])[20:]
+    for model in (resident, capturing):
+        model.cache.rollback(0)
+        model.prefill(tokens[:20])
+        rows = model.forward(tokens[20:], range(5))
+        for row in (3, 0, 4):
+            np.testing.assert_allclose(rows[row], expected[row], rtol=0, atol=2e-2)
+            assert rows.likeliest(row) == int(np.argmax(rows[row]))  # type: ignore[attr-defined]

@@ -297,19 +297,31 @@ def test_from_where_the_model_breaks_down_nothing_is_proposed() -> None:
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
 @pytest.mark.parametrize("speculation", ["model", "auto"])
-def test_drafting_several_at_once_changes_no_token(family: str, speculation: str, chained: Bundles) -> None:
+def test_drafting_several_at_once_changes_no_token(
+    family: str, speculation: str, chained: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    draft = Model.draft
+
+    def counted(model: Model, tokens: Sequence[int], steps: int, *noise: Any) -> DraftedChain:
+        calls.append(steps)
+        return draft(model, tokens, steps, *noise)
+
+    monkeypatch.setattr(Model, "draft", counted)
     with edge_spec.load(chained(recipe="fp32", **VARIANTS[family]), threads=1, context=200) as engine:
         prompt = random_tokens(5, 30)
         for temperature, options in ((0.0, {}), (0.8, {}), (0.8, {"top_k": 20, "top_p": 0.9}), (0.6, {"min_p": 0.1})):
             asked: dict[str, Any] = {"max_new_tokens": 80, "temperature": temperature, "seed": 5, **options}
             plain = engine.generate(prompt, speculation="off", **asked)
+            calls.clear()
             drafted = engine.generate(prompt, speculation=speculation, max_draft=6, tree=False, **asked)
             assert drafted.token_ids == plain.token_ids
-            assert speculation == "auto" or drafted.statistics.accepted > 0
+            # The controller may find that the draft, as large as the target, never pays.
+            assert speculation == "auto" or (calls and drafted.statistics.accepted > 0)
 
 
 def test_calibration_measures_what_a_token_of_a_call_costs(chained: Bundles) -> None:
-    """By a clock that counts sessions' calls as one second each: a call of two tokens is half a step a token."""
+    """By a clock that takes every call for a second: where it drafts two tokens, each is half a step."""
     bundle = open_bundle(chained(recipe="fp32", family="qwen2"))
     draft = draft_of(bundle.path, 300)
     target = Model(bundle, bundle.manifest.target, CPU, 300, exact_rows=True, threads=1)

@@ -13,7 +13,7 @@ import pytest
 
 from edge_spec.bundle import open_bundle
 from edge_spec.graph_check import check_graph
-from edge_spec.runtime.device_settings import DeviceSettings
+from edge_spec.runtime.device_settings import DeviceSettings, Lending
 from edge_spec.runtime.graph_session import GraphSession
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.shared_weights import SharedWeights, lent_value
@@ -51,7 +51,8 @@ def test_graphs_of_one_model_are_given_the_same_values(tiny_bundle: Callable[...
     assert all(chain[name] is tree[name] for name in chain)
 
 
-def test_sessions_read_the_given_memory_and_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lending", ["dlpack", "binding"])
+def test_sessions_read_the_given_memory_and_no_other(tmp_path: Path, lending: Lending) -> None:
     """The file holds zeros here, and what changes in the memory changes for all of them."""
     onnx = pytest.importorskip("onnx")
     rows, columns = 64, 512
@@ -70,7 +71,7 @@ def test_sessions_read_the_given_memory_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     (tmp_path / "table.data").write_bytes(bytes(4 * rows * columns))
     numbers = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
-    weights = {"table": lent_value(onnxruntime, numbers, "cpu")}
+    weights = {"table": lent_value(onnxruntime, numbers, "cpu", lending)}
     sessions = [
         GraphSession(onnxruntime, tmp_path / "model.onnx", False, ["CPUExecutionProvider"], 1, weights=weights)
         for _ in range(2)
@@ -80,18 +81,19 @@ def test_sessions_read_the_given_memory_and_no_other(tmp_path: Path) -> None:
             (found,) = opened.session.run(None, {"rows": np.array([7, 30])})
             np.testing.assert_array_equal(found, numbers[[7, 30]])
         numbers *= 2
+        weights["table"].owner.update_inplace(numbers)
 
 
-def test_a_lent_value_outlives_what_it_was_made_from() -> None:
-    """What lies on a device is lent by way of DLPack, here tried in CPU memory."""
-    owned = onnxruntime.OrtValue.ortvalue_from_shape_and_type([3], np.float32)
-    owned.update_inplace(np.array([1, 2, 3], np.float32))
-    lent = onnxruntime.OrtValue(type(owned._ortvalue).from_dlpack(owned._ortvalue.to_dlpack()))
-    assert lent.data_ptr() == owned.data_ptr()
+@pytest.mark.parametrize("lending", ["dlpack", "binding"])
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8, np.float32])
+def test_a_lent_value_does_not_own_its_memory(lending: Lending, dtype: type) -> None:
+    numbers = np.array([[1, 2, 3]], dtype)
     options = onnxruntime.SessionOptions()
+    owned = onnxruntime.OrtValue.ortvalue_from_shape_and_type([1, 3], dtype)
     with pytest.raises(RuntimeError, match="owned by the user"):
         options.add_initializer("weight", owned)
+    lent = lent_value(onnxruntime, numbers, "cpu", lending)
     options.add_initializer("weight", lent)
-    del owned
     gc.collect()
-    np.testing.assert_array_equal(lent.numpy(), [1, 2, 3])
+    np.testing.assert_array_equal(lent.numpy(), numbers)
+    assert lent.data_ptr() == lent.owner.data_ptr()

@@ -21,7 +21,7 @@ from edge_spec.export.recipe import Device
 
 # Tokens of one call, by the flavour of the graphs. On a CPU a call costs next to nothing beside its step, and being
 # able to stop after each token is worth more.
-CHAIN_LENGTHS: dict[Device, tuple[int, ...]] = {"cpu": (), "cuda": (4, 8)}
+CHAIN_LENGTHS: dict[Device, tuple[int, ...]] = {"cpu": (), "cuda": (2, 4)}
 
 
 @dataclass(frozen=True)

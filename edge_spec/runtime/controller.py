@@ -199,8 +199,8 @@ class Controller:
         if self._others_wait:
             rounds = 1.0
         most = min(most, _LONGEST_CHAIN)
-        usual, chained = model.usual_evidence(context), self._chained(model, context, most)
-        outlook, _ = self._outlook(model, prod(chances), usual, 1 + len(guess), past, cached, most, chained)
+        usual, lengths = model.usual_evidence(context), model.chain_lengths(context, self._branches)
+        outlook, _ = self._outlook(model, prod(chances), usual, 1 + len(guess), past, cached, most, lengths)
         if surely + outlook - rate * catching_up / rounds > gain:
             return most
         if self._others_wait:
@@ -212,11 +212,6 @@ class Controller:
         """How likely each token of the guess is to be accepted if those before it are."""
         return [self._acceptance.estimate(deferred_evidence(depth)) for depth in range(len(guess))]
 
-    def _chained(self, model: ModelDrafter, context: Context, most: int) -> bool:
-        """Whether the model drafts several tokens in one call, if it is to draft so many."""
-        lengths = model.chain_lengths(context, self._branches)
-        return bool(lengths) and lengths[0] <= most
-
     def _outlook(
         self,
         model: ModelDrafter,
@@ -226,7 +221,7 @@ class Controller:
         past: int,
         cached: int,
         most: int,
-        chained: bool,
+        lengths: Sequence[int],
     ) -> tuple[float, int]:
         """What drafting goes on to bring, at best, less what it costs, in tokens; and how many to draft for that.
 
@@ -238,21 +233,21 @@ class Controller:
             past: tokens in the target's cache.
             cached: tokens in the draft's.
             most: the most tokens to come.
-            chained: whether several are drafted in one call.
+            lengths: how many tokens the model can draft in one call, the fewest first.
         """
         rate = self._rate
         acceptance = self._acceptance.estimate(evidence)
         step, so_far = model.steps_per_token * self._costs.draft(cached, 1), self._costs.verify(rows, past)
-        step *= self._costs.chain_step if chained else 1.0
         best = brought = 0.0
         wanted = 0
         for tokens in range(1, most + 1):
             chance *= acceptance
             brought += chance
-            worth = brought - rate * (tokens * step + self._costs.verify(rows + tokens, past) - so_far)
+            drafting = step * _steps(tokens, lengths, self._costs.chain_step)
+            worth = brought - rate * (drafting + self._costs.verify(rows + tokens, past) - so_far)
             if worth > best:
                 best, wanted = worth, tokens
-            if brought + chance * (most - tokens) < rate * tokens * step:
+            if brought + chance * (most - tokens) < rate * drafting:
                 break  # it will not get better
         return best, wanted
 
@@ -266,14 +261,13 @@ class Controller:
     ) -> CandidateTree:
         """Let the model draft while it pays; its tokens, what there was before, and what the free drafters add."""
         past, cached = len(context.tokens) - 1, model.cached(context, guess)
-        usual = model.usual_evidence(context)
+        usual, lengths = model.usual_evidence(context), model.chain_lengths(context, self._branches)
         surely = prod(self._chances(guess))
 
         def ahead(chain: Sequence[Evidence]) -> int:
             chance = surely * prod(self._acceptance.estimate(reason) for reason in chain)
             rows, most = 1 + len(guess) + len(chain), tokens - len(chain)
-            chained = self._chained(model, context, most)
-            return self._outlook(model, chance, usual, rows, past, cached, most, chained)[1]
+            return self._outlook(model, chance, usual, rows, past, cached, most, lengths)[1]
 
         def another(chain: Sequence[Evidence]) -> bool:
             return not chain or ahead(chain) > 0
@@ -287,3 +281,11 @@ class Controller:
             end = (*guess, *drafted.tokens[: drafted.trunk])
             self._free.collect(candidates, context, Budget(_CANDIDATES, self._branches), end, end)
         return candidates
+
+
+def _steps(tokens: int, lengths: Sequence[int], chain_step: float) -> float:
+    """What drafting so many tokens costs in steps of the draft model, if calls draft as many at once as they can."""
+    alone = tokens
+    for length in reversed(lengths):
+        alone %= length
+    return (tokens - alone) * chain_step + alone

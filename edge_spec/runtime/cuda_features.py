@@ -9,16 +9,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from edge_spec.errors import ProviderError
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.cuda_options import cuda_options
-from edge_spec.runtime.device_settings import DeviceSettings
+from edge_spec.runtime.device_settings import DeviceSettings, Lending
 from edge_spec.runtime.graph_session import said
 from edge_spec.runtime.probe_models import (
     ATTENTION_MODEL,
@@ -46,6 +47,7 @@ class CudaFeatures:
         int4: products with 4-bit weights, of one row and of several.
         graphs: CUDA graphs that are captured and replayed.
         shared_weights: one copy of weights for several sessions.
+        lending: how it is given to them.
         int4_rows_cost: how many times as long as one row 8 rows take in a product with 4-bit weights (1024 by 1024,
             with what a call costs besides); ``None`` where it does not run. Told, but decides nothing: the controller
             goes by the calls of the model itself.
@@ -57,6 +59,7 @@ class CudaFeatures:
     int4: str | None
     graphs: str | None
     shared_weights: str | None
+    lending: Lending = "dlpack"
     int4_rows_cost: float | None = None
 
 
@@ -113,13 +116,16 @@ def probe_features(onnxruntime: Any, provider: str, device: str) -> CudaFeatures
     """
     prober = _Prober(onnxruntime, provider, device)
     costs: list[float] = []
+    sharing = {way: _reason(partial(_shared_weights, prober, way)) for way in get_args(Lending)}
+    lending: Lending = next((way for way, reason in sharing.items() if reason is None), "dlpack")
     return CudaFeatures(
         half=_reason(lambda: _half(prober)),
         attention=_reason(lambda: _attention(prober)),
         trees=_reason(lambda: _trees(prober)),
         int4=_reason(lambda: _int4(prober, costs)),
         graphs=_reason(lambda: _graphs(prober)),
-        shared_weights=_reason(lambda: _shared_weights(prober)),
+        shared_weights=None if None in sharing.values() else sharing[lending],
+        lending=lending,
         int4_rows_cost=costs[0] if costs else None,
     )
 
@@ -161,6 +167,7 @@ def settings_for(
         # Two copies of the weights would cost more than branches bring.
         tree_graph=features.trees is None and features.shared_weights is None,
         shares_weights=features.shared_weights is None,
+        lending=features.lending,
         options=cuda_options(memory_limit, features.graphs is None),
         lacks=tuple(f"{what}: {reason}" for what, reason in reasons.items() if reason is not None),
     )
@@ -254,14 +261,13 @@ def _graphs(prober: _Prober) -> bool:
     return right
 
 
-def _shared_weights(prober: _Prober) -> bool:
+def _shared_weights(prober: _Prober, lending: Lending) -> bool:
     """Change the shared value under two sessions, and look whether both have noticed."""
-    lent = lent_value(prober._ort, np.full(4, 2.0, np.float32), prober.device)
-    owner = getattr(lent, "owner", lent)
+    lent = lent_value(prober._ort, np.full(4, 2.0, np.float32), prober.device, lending)
     sessions = [prober.session(WEIGHTED_SUM_MODEL, weights={"weight": lent}) for _ in range(2)]
     x, y = (prober.value(np.zeros(4, np.float32)) for _ in range(2))
     for number in (2.0, 3.0):
-        owner.update_inplace(np.full(4, number, np.float32))
+        lent.owner.update_inplace(np.full(4, number, np.float32))
         for session in sessions:
             prober.run(session, {"x": x}, {"y": y})
             if not np.array_equal(y.numpy(), np.full(4, number, np.float32)):

@@ -7,10 +7,12 @@ from typing import Any
 
 from edge_spec.manifest import ArchitectureRecord
 from edge_spec.runtime.captured_calls import CallShape, CapturedCalls, ShapeGrid
+from edge_spec.runtime.cuda_options import cuda_options
 from edge_spec.runtime.device_buffers import DeviceCallBuffers, LogitsMemory, RowFetcher
 from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.graph_session import GraphSession, said
 from edge_spec.runtime.kv_cache import KVCache
+from edge_spec.runtime.provider import CUDA_PROVIDER
 
 # Shapes of calls without a graph whose buffers are kept.
 _MOST_SHAPES = 64
@@ -53,7 +55,8 @@ class DeviceCalls:
         self._logits_size = facts.logits_size
         self._columns = columns
         self._selects = selects
-        self._fetcher = RowFetcher(onnxruntime, providers, settings.name)
+        named = [(name, cuda_options(None, False)) if name == CUDA_PROVIDER else name for name in providers]
+        self._fetcher = RowFetcher(onnxruntime, named, settings.name)
         self._calls: dict[_Key, DeviceCallBuffers] = {}
         # Calls with graphs go on writing where they did when they were captured; the others' memory may grow.
         widest = 0 if self._captured is None or grid is None else grid.widths[-1]

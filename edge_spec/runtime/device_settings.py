@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+# How a value that does not own its memory can be made from Python. Not every build has DLPack, and whether ONNX Runtime
+# takes such a value for one on the right device has to be tried.
+Lending = Literal["dlpack", "binding"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,7 @@ class DeviceSettings:
         captures: whether calls of a few fixed shapes are captured as CUDA graphs and replayed. Needs ``resident``.
         tree_graph: whether a graph for trees is opened beside one for chains only. Needs ``resident``.
         shares_weights: whether two sessions of one model can use the same weights on the device.
+        lending: how they are given to both.
         options: of the CUDA provider.
         lacks: what does not work on this device, and why.
         profile: what the names of ONNX Runtime's profiles begin with, one for each session; ``None`` writes none.
@@ -26,6 +32,7 @@ class DeviceSettings:
     captures: bool = False
     tree_graph: bool = False
     shares_weights: bool = False
+    lending: Lending = "dlpack"
     options: Mapping[str, str] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     profile: str | None = None

@@ -109,7 +109,7 @@ class DrafterPool:
         """
         costs, acceptance = self._costs, self.acceptance.estimate(("model", "greedy", 0))
         plain = costs.verify(1, past)
-        step = costs.draft(past, 1) * (1.0 if self._model is None else self._model.steps_per_token)
+        step = costs.draft(past, 1) * (1.0 if self._model is None else self._model.steps_per_token) * costs.chain_step
         best = 0.0
         for tokens in range(1, _USUAL_CHAIN + 1):
             expected = sum(acceptance**depth for depth in range(tokens + 1))

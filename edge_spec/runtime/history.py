@@ -47,9 +47,13 @@ class History:
 
     def emitted(self, token: int) -> int:
         """How often the output holds ``token``."""
+        return self.occurrences(token) or 0
+
+    def occurrences(self, token: int) -> int | None:
+        """How often the output holds ``token``; ``None`` if neither it nor the prompt does."""
         self._catch_up()
         slot = self._slots.get(token)
-        return 0 if slot is None else int(self._emitted[slot])
+        return None if slot is None else int(self._emitted[slot])
 
     def _catch_up(self) -> None:
         """Count what was appended since the last time."""

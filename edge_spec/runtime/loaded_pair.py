@@ -128,6 +128,8 @@ def load_pair(
             )
             give_back()
         capture(loaded, last_row=not is_target)
+        if loaded.eager_reason is not None and loaded.eager_reason not in settings.lacks:
+            _LOG.warning("some calls run without CUDA graphs: %s", loaded.eager_reason)
         return loaded
 
     def target_of(fixed_rows: int | None) -> Model:

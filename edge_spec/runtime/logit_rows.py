@@ -111,7 +111,8 @@ class SelectedRows:
             raise IndexError(f"row {row} of {len(self)}")
         if row not in self._rows:
             if self._is_complete(row):
-                self._rows[row] = scattered(self._ids[row], self._logits[row], self.shape[1])
+                self._rows[row] = np.full(self.shape[1], -np.inf, np.float32)
+                self._rows[row][self._ids[row]] = self._logits[row]
             else:
                 self._rows[row] = self._fetch(row)
                 self.fetched += 1
@@ -162,13 +163,6 @@ class SelectedRows:
         """Whether the tokens at hand are all that are possible."""
         all_here = self._logits.shape[1] == self.shape[1] or self._logits.item(row, -1) == -math.inf
         return all_here and math.isfinite(self._log_sum_exp.item(row))
-
-
-def scattered(ids: NDArray[np.int64], logits: NDArray[np.float32], columns: int) -> NDArray[np.float32]:
-    """A row, float32 [columns], of these logits, and of -inf elsewhere."""
-    row = np.full(columns, -np.inf, np.float32)
-    row[ids] = logits
-    return row
 
 
 def top_of(rows: Any, row: int) -> TopTokens | None:

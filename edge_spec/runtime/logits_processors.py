@@ -8,37 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_spec.errors import LogitsError, NoTokenLeftError, RequestError
+from edge_spec.errors import LogitsError, NoTokenLeftError
+from edge_spec.runtime.app_processor import LogitsProcessor as LogitsProcessor
+from edge_spec.runtime.app_processor import checked_processors, run_processor
 from edge_spec.runtime.history import History
-from edge_spec.runtime.logit_rows import LogitRows, TopTokens, scattered, top_of
-from edge_spec.runtime.penalties import penalize
+from edge_spec.runtime.logit_rows import LogitRows, TopTokens, top_of
+from edge_spec.runtime.penalties import penalize, penalize_known
 from edge_spec.runtime.sampling_params import SamplingParams
-
-
-class LogitsProcessor(Protocol):
-    """An app's own rule for the next token, such as a list of words to avoid.
-
-    It must be a pure function of its two arguments. Speculation asks about texts that are only drafted: it is called
-    for paths that are then rejected, again for a path that was rejected before, and for the nodes of a tree in any
-    order. A processor that kept state, such as how often it was called, would answer differently with speculation on
-    than off, and the text would show it. What depends on the text so far is to be computed from ``token_ids``;
-    memory of earlier answers, keyed by those tokens, is fine.
-
-    It is never called for a text that it ruled out itself: behind a drafted token whose logit is -inf, no row is
-    processed.
-    """
-
-    def __call__(self, token_ids: Sequence[int], logits: NDArray[np.float32], /) -> NDArray[np.float32]:
-        """Return the logits to go on with.
-
-        Args:
-            token_ids: prompt and output up to the token in question, drafted ones included; the processor's own copy.
-            logits: float32 [vocab], the processor's own copy, which it may change and return.
-
-        Returns:
-            Floating point [vocab]; -inf excludes a token. None is NaN or +inf.
-        """
-        ...
 
 
 class Mask(Protocol):
@@ -83,7 +59,7 @@ class LogitsPipeline:
             RequestError: a processor is not callable.
         """
         self._params = params
-        self._processors = _checked_processors(processors)
+        self._processors = checked_processors(processors)
         self._grammar = grammar
         self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
@@ -156,7 +132,7 @@ class LogitsPipeline:
             penalize(values, history, path, self._params)
         values[self._bias_ids] += self._bias
         for processor in self._processors:
-            values[:] = _run(processor, [*history.tokens, *path], values.copy(), row)
+            values[:] = run_processor(processor, [*history.tokens, *path], values.copy(), row)
         if self._allowed is not None:
             kept = values[self._allowed]
             values.fill(-np.inf)
@@ -172,6 +148,50 @@ class LogitsPipeline:
                 row,
                 position,
             )
+        return values
+
+    def process_known(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.float32],
+        history: History,
+        path: Sequence[int],
+        row: int = 0,
+    ) -> NDArray[np.float32]:
+        """Apply everything to some tokens of a row: what :meth:`process_row` makes of them, bit for bit.
+
+        Only without processors of the app's own, which look at whole rows.
+
+        Args:
+            ids: int64 [n], ascending.
+            logits: float32 [n], theirs; never changed.
+            history: as there.
+            path: as there.
+            row: as there.
+
+        Returns:
+            float32 [n], which may all be -inf.
+
+        Raises:
+            LogitsError: the grammar failed.
+        """
+        assert not self._processors
+        values = logits.copy()
+        if self._params.penalizes:
+            penalize_known(ids, values, history, path, self._params)
+        if len(self._bias_ids):
+            known = np.isin(self._bias_ids, ids)
+            values[np.searchsorted(ids, self._bias_ids[known])] += self._bias[known]
+        if self._allowed is not None:
+            values[~np.isin(ids, self._allowed)] = -np.inf
+        if len(self._banned):
+            values[np.isin(ids, self._banned)] = -np.inf
+        if self._grammar is not None:
+            allowed = _allowed(self._grammar, history, path, row)
+            if allowed is not None:
+                values[ids >= len(allowed)] = -np.inf
+                within = np.flatnonzero(ids < len(allowed))
+                values[within[~allowed[ids[within]]]] = -np.inf
         return values
 
 
@@ -240,14 +260,10 @@ class ProcessedRows:
             return None
         if not self._is_reachable(row):
             return top
-        values = scattered(top.ids, top.logits, self._logits.shape[1])
-        try:
-            values = self._pipeline.process_row(values, self._history, self._paths[row], row)
-        except NoTokenLeftError:  # of those that are known
-            return None
+        values = self._pipeline.process_known(top.ids, top.logits, self._history, self._paths[row], row)
         # Rounded sums grow with their terms, so no bias takes another logit higher than it would take the ceiling.
         ceiling = top.ceiling + np.float32(lift)
-        return TopTokens(top.ids, values[top.ids], ceiling, top.given, top.log_sum_exp, lift)
+        return TopTokens(top.ids, values, ceiling, top.given, top.log_sum_exp, lift)
 
     def all(self) -> NDArray[np.float32]:
         """Return all rows, processed, float32 [R, vocab]."""
@@ -270,50 +286,17 @@ class ProcessedRows:
         return bool(self[row][token] > -np.inf) if known is None else known
 
 
-def _run(
-    processor: LogitsProcessor, token_ids: list[int], logits: NDArray[np.float32], row: int
-) -> NDArray[np.floating[Any]]:
-    shape, position = logits.shape, len(token_ids)
-    name = getattr(processor, "__qualname__", type(processor).__qualname__)
-    try:
-        returned = np.asarray(processor(token_ids, logits))
-    except Exception as error:
-        raise LogitsError(f"the logits processor {name} raised {error!r}", row, position) from error
-    if returned.shape != shape or returned.dtype.kind != "f":
-        raise LogitsError(
-            f"the logits processor {name} returned {returned.dtype} {list(returned.shape)}, expected floating point "
-            f"{list(shape)}",
-            row,
-            position,
-        )
-    peak = float(returned.max())
-    if np.isnan(peak) or peak > float(np.finfo(np.float32).max):
-        raise LogitsError(
-            f"the logits processor {name} returned logits up to {peak}, expected finite ones (or -inf)", row, position
-        )
-    return returned
-
-
 def _exclude(mask: Mask, values: NDArray[np.float32], history: History, path: Sequence[int], row: int) -> None:
     """Set what a mask does not allow to -inf, in place."""
-    try:
-        allowed = mask.allowed(history, path)
-    except LogitsError as error:
-        raise type(error)(error.problem, row, len(history.tokens) + len(path)) from error.__cause__
+    allowed = _allowed(mask, history, path, row)
     if allowed is not None:
         known = values[: len(allowed)]
         np.copyto(known, -np.inf, where=~allowed[: len(known)])
         values[len(allowed) :] = -np.inf
 
 
-def _checked_processors(processors: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
-    given: object = processors
-    if not isinstance(given, Iterable):
-        raise RequestError(f"logits_processors is {given!r}, expected a sequence of functions")
-    checked = tuple(given)
-    for processor in checked:
-        if not callable(processor):
-            raise RequestError(
-                f"logits_processors holds {processor!r}, expected functions of token ids and logits that return logits"
-            )
-    return checked
+def _allowed(mask: Mask, history: History, path: Sequence[int], row: int) -> NDArray[np.bool_] | None:
+    try:
+        return mask.allowed(history, path)
+    except LogitsError as error:
+        raise type(error)(error.problem, row, len(history.tokens) + len(path)) from error.__cause__

@@ -17,6 +17,7 @@ from edge_spec.errors import DeviceMemoryError, ProviderError, RequestError
 from edge_spec.manifest import CacheType, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.captured_calls import CallShape, ShapeGrid
+from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.device_calls import DeviceCalls
 from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.draft_chain import DraftChain, DraftedChain
@@ -73,7 +74,7 @@ class Model:
             fixed_rows: give every session call exactly this many rows, by padding and by splitting. The dear way to
                 bitwise exactness, for kernels that round differently for every width.
             kv: type of the KV cache, ``None`` for the model's own.
-            settings: how the device is used; ``None`` for what needs no more than the provider.
+            settings: how the device is used; ``None`` for all that works there.
 
         Raises:
             BundleError: a graph is not one that the exporter writes, ONNX Runtime refuses it, or the bundle has none
@@ -86,7 +87,7 @@ class Model:
         self._trees: GraphSession | None = None
         self._chains: dict[int, DraftChain] = {}
         self._ort = import_onnxruntime()
-        self._settings = settings or DeviceSettings("cuda" if providers[0].startswith("CUDA") else "cpu")
+        self._settings = settings_for(providers) if settings is None else settings
         # Elsewhere kernels round differently at each width, and one padding row would help nobody.
         self._exact_rows = exact_rows and self._settings.name == "cpu"
         self._fixed_rows = fixed_rows

@@ -86,7 +86,9 @@ def open_sessions(
     several = apart is not None or drafting
     if drafting and settings.name != "cpu" and not settings.shares_weights:
         drafting = []  # they would hold the weights once more
-    weights = SharedWeights(onnxruntime, settings.name) if several and settings.shares_weights else None
+    weights = (
+        SharedWeights(onnxruntime, settings.name, settings.lending) if several and settings.shares_weights else None
+    )
 
     def opened(graph: GraphRecord) -> GraphSession:
         checked = check_graph(bundle, record, graph)

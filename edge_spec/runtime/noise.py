@@ -94,7 +94,8 @@ def gumbel_of(seed: int, position: int, bits: NDArray[np.uint32], ids: NDArray[n
     """The noise of some tokens, float32 [n], bit for bit what :func:`gumbel` says, which takes longer.
 
     Args:
-        seed, position: as there.
+        seed: as there.
+        position: as there.
         bits: of all tokens, see :func:`gumbel_bits`.
         ids: int64 [n], which tokens.
     """
@@ -175,11 +176,12 @@ class Noise:
             return noise
         return gumbel_of(self.seed, position, self._vector(position, vocab, finished=False), ids)
 
-    def most_gumbel(self, position: int, vocab: int) -> float:
-        """A number that no token's noise at this position exceeds; it may be infinity."""
-        least = int(self._vector(position, vocab, finished=False).min())
-        # Noise grows as the bits fall; a little more, for what single precision makes of it.
-        return -math.log(-math.log1p(-least * 2.0**-32)) + 1e-3 if least else math.inf
+    def louder(self, position: int, vocab: int, least: float) -> NDArray[np.int64]:
+        """All tokens whose noise exceeds ``least``, ascending, int64 [n], and maybe some that nearly do."""
+        # Noise grows as the bits fall. A little less is asked for, for what single precision makes of it.
+        share = -math.expm1(-math.exp(-max(least - 1e-3, -30.0)))
+        bits = self._vector(position, vocab, finished=False)
+        return np.flatnonzero(bits <= np.uint32(min(share * 2.0**32, 2.0**32 - 1.0)))
 
     def _vector(self, position: int, vocab: int, finished: bool) -> NDArray[Any]:
         key = (position, vocab, finished)
@@ -235,9 +237,9 @@ class RoundNoise:
         """That of some tokens, float32 [n]."""
         return self._noise.gumbel_of(self._start + depth, vocab, ids)
 
-    def most_gumbel(self, depth: int, vocab: int) -> float:
-        """A number that none of it exceeds."""
-        return self._noise.most_gumbel(self._start + depth, vocab)
+    def louder(self, depth: int, vocab: int, least: float) -> NDArray[np.int64]:
+        """All tokens whose noise exceeds ``least``, ascending, int64 [n], and maybe some that nearly do."""
+        return self._noise.louder(self._start + depth, vocab, least)
 
 
 def _philox(seed: int, index: int, position: int, stream: int) -> np.random.Philox:

@@ -38,6 +38,30 @@ def penalize(logits: NDArray[np.float32], history: History, path: Sequence[int],
     logits[tokens] = on_path
 
 
+def penalize_known(
+    ids: NDArray[np.int64], logits: NDArray[np.float32], history: History, path: Sequence[int], params: SamplingParams
+) -> None:
+    """The same for some tokens of a row, and to the same bits, in place.
+
+    Args:
+        ids: int64 [n], which tokens.
+        logits: float32 [n], theirs.
+        history: as for :func:`penalize`.
+        path: likewise.
+        params: likewise.
+    """
+    drafted = Counter(path)
+    places: list[int] = []
+    counts: list[int] = []
+    for place, token in enumerate(ids.tolist()):
+        emitted = history.occurrences(token)
+        if emitted is not None or token in drafted:
+            places.append(place)
+            counts.append((emitted or 0) + drafted[token])
+    if places:
+        logits[places] = _penalized(logits[places], np.array(counts, np.float32), params)
+
+
 def _penalized(
     values: NDArray[np.float32], emitted: NDArray[np.float32], params: SamplingParams
 ) -> NDArray[np.float32]:

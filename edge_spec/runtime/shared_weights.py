@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from edge_spec.onnx_file import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Tensor
+from edge_spec.runtime.device_settings import Lending
+from edge_spec.runtime.probe_models import WEIGHTED_SUM_MODEL
 
 _NUMPY: dict[int, Any] = {
     FLOAT: np.float32,
@@ -31,13 +33,15 @@ class SharedWeights:
     memory, and has to keep them for as long as the session.
     """
 
-    def __init__(self, onnxruntime: Any, device: str) -> None:
+    def __init__(self, onnxruntime: Any, device: str, lending: Lending = "dlpack") -> None:
         """Start without values.
 
         Args:
             onnxruntime: the imported module.
             device: ``"cpu"`` or ``"cuda"``.
+            lending: how values are made that do not own their memory.
         """
+        self._lending = lending
         self._ort = onnxruntime
         self._device = device
         self._values: dict[tuple[Path, int, str], Any] = {}
@@ -63,22 +67,30 @@ class SharedWeights:
         key = (file, tensor.external.offset, name)
         if key not in self._values:
             array = np.memmap(file, _NUMPY[tensor.dtype], "r", tensor.external.offset, tensor.shape)
-            self._values[key] = lent_value(self._ort, array, self._device)
+            self._values[key] = lent_value(self._ort, array, self._device, self._lending)
         return self._values[key]
 
 
-def lent_value(onnxruntime: Any, array: np.ndarray, device: str) -> Any:
+def lent_value(onnxruntime: Any, array: np.ndarray, device: str, lending: Lending = "dlpack") -> Any:
     """A value with the contents of an array that does not own its memory, and keeps what does.
 
     Args:
         onnxruntime: the imported module.
         array: the contents.
         device: where the value lies.
+        lending: how it is made.
+
+    Raises:
+        AttributeError: this ONNX Runtime was built without DLPack.
     """
-    value = onnxruntime.OrtValue.ortvalue_from_numpy(array, device)
-    if device == "cpu":  # there it is a view of the array already
-        return value
-    inner = type(value._ortvalue)
-    lent = onnxruntime.OrtValue(inner.from_dlpack(value._ortvalue.to_dlpack()))
-    lent.owner = value
+    owner = onnxruntime.OrtValue.ortvalue_from_numpy(array, device)
+    inner = owner._ortvalue
+    if lending == "dlpack":
+        lent = onnxruntime.OrtValue(type(inner).from_dlpack(inner.to_dlpack()))
+    else:  # an output that is bound to memory of the caller's is such a value, whatever the session computes
+        session = onnxruntime.InferenceSession(WEIGHTED_SUM_MODEL, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        binding.bind_output("y", device, 0, array.dtype.type, list(array.shape), owner.data_ptr())
+        lent = binding.get_outputs()[0]
+    lent.owner = owner
     return lent

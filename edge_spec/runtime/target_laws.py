@@ -11,7 +11,7 @@ from edge_spec.runtime.noise import sample_gumbel
 from edge_spec.runtime.sampling import probabilities
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.top_law import law_of_top
-from edge_spec.runtime.top_sample import token_of_top
+from edge_spec.runtime.top_sample import PlaceNoise, token_of_top
 from edge_spec.runtime.verification.rule import Laws, SparseChance
 
 _Few = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -59,13 +59,10 @@ class TargetLaws:
         top = top_of(self._rows, row)
         if top is None:
             return None
-        return token_of_top(
-            top,
-            columns,
-            self._sampling,
-            lambda ids: chance.gumbel_of(depth, columns, ids),
-            lambda: chance.most_gumbel(depth, columns),
+        noise = PlaceNoise(
+            lambda ids: chance.gumbel_of(depth, columns, ids), lambda least: chance.louder(depth, columns, least)
         )
+        return token_of_top(top, columns, self._sampling.temperature, noise, lambda: self._rows[row])
 
     def _kept(self, row: int) -> _Few:
         """The tokens that a truncated law leaves possible, and maybe some more, and their probabilities."""

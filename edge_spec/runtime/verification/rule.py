@@ -62,8 +62,8 @@ class SparseChance(Chance, Protocol):
         """What :meth:`gumbel` says of some tokens, float32 [n]."""
         ...
 
-    def most_gumbel(self, depth: int, vocab: int) -> float:
-        """A number that no token's noise exceeds."""
+    def louder(self, depth: int, vocab: int, least: float) -> NDArray[np.int64]:
+        """All tokens whose noise exceeds ``least``, ascending, int64 [n], and maybe some that nearly do."""
         ...
 
 
