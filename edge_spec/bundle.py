@@ -23,7 +23,7 @@ from edge_spec.plain_file import NotPlainError, file_sha256, file_size, open_pla
 MANIFEST = "manifest.json"
 
 # What lies in a bundle. An exporter that finds anything else does not take the folder for its own.
-_ENTRIES = frozenset({MANIFEST, TOKENIZER, CHAT_TEMPLATE, "target", "draft"})
+_ENTRIES = frozenset({MANIFEST, TOKENIZER, CHAT_TEMPLATE, "target", "draft", "draft-cpu"})
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class _Checker:
         manifest = bundle.manifest
         self._parsed = parsed
         self.facts = record.architecture
-        self.float = FLOAT if manifest.device == "cpu" else FLOAT16
+        self.float = FLOAT if manifest.device_of(record) == "cpu" else FLOAT16
         self.tree = graph.tree
         self.quantized_cache = graph.kv == "int8"
         self.selects = graph.selects

@@ -16,11 +16,13 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
     """Return sizes, recipes, quality and file hashes of the bundle at ``path``, a line each."""
     lines = [f"{path}: pair bundle for {manifest.device}, {size_text(_total(manifest))}, made by {manifest.created_by}"]
     lines += _fields(_vocabulary(manifest))
-    for role, model in (("target", manifest.target), ("draft", manifest.draft)):
-        lines += ["", f"{role}: {'none' if model is None else model.source}"]
-        if model is not None:
-            lines += _fields(_model(role, model, manifest))
-            lines += _fields(_speech(manifest)) if role == "draft" else ()
+    lines += ["", f"target: {manifest.target.source}", *_fields(_model(manifest.target, manifest))]
+    for device, draft in manifest.drafts.items():
+        where = "" if device == manifest.device else f" on the {device.upper()}"
+        lines += ["", f"draft{where}: {draft.source}"]
+        lines += [*_fields(_model(draft, manifest)), *_fields(_speech(draft, manifest))]
+    if not manifest.drafts:
+        lines += ["", "draft: none"]
     lines += ["", "files:"]
     lines += _files(manifest.files)
     return "\n".join(map(printable, lines))
@@ -44,7 +46,7 @@ def _vocabulary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "suggested", ", ".join(f"{name} {value:g}" for name, value in manifest.default_sampling.items())
 
 
-def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _model(model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
     facts = model.architecture
     embeddings = "tied" if facts.tied_embeddings else "separate"
     sizes = f"{facts.layers} layers, hidden size {facts.hidden_size}, MLP {facts.intermediate_size}"
@@ -58,7 +60,8 @@ def _model(role: str, model: ModelRecord, manifest: Manifest) -> Iterator[tuple[
     if "block_size" in model.recipe:
         yield "int4 blocks", f"{model.recipe['block_size']} weights each"
     stored = f", w8a8 ones as {model.integer_weights}" if model.integer_weights else ""
-    yield "weights", size_text(_total(manifest, f"{role}/")) + stored
+    folder = model.graphs[0].path.partition("/")[0]
+    yield "weights", size_text(_total(manifest, f"{folder}/")) + stored
     items = 2 * facts.layers * facts.kv_heads * facts.head_size
     types = dict.fromkeys(graph.kv for graph in model.graphs)
     caches = (f"{size_text(items * _CACHE_ITEM_BYTES[kv])} in {kv}" for kv in types)
@@ -82,9 +85,9 @@ def _positions(facts: ArchitectureRecord) -> Iterator[str]:
         yield f"RoPE base {rope.theta:g}{scaling}{part}{layers}"
 
 
-def _speech(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    speech, draft = manifest.draft_vocabulary, manifest.draft
-    if speech is None or draft is None:
+def _speech(draft: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    speech = manifest.draft_vocabulary
+    if speech is None:
         yield "vocabulary", "the target's"
         return
     whose = "tokens of its own tokenizer" if speech.reads == "own tokens" else "of the target's ids"

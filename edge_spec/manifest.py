@@ -24,6 +24,9 @@ CHAT_TEMPLATE = "chat_template.jinja"
 DRAFT_TOKENIZER = "draft/tokenizer.json"
 DRAFT_IDS = "draft/ids.bin"
 
+# What graphs run on.
+Device = Literal["cpu", "cuda"]
+
 # What keys and values are stored as. int8 has fixed scales for each channel (docs/quantization.md).
 CacheType = Literal["float32", "float16", "int8"]
 
@@ -176,12 +179,14 @@ class Manifest:
         named_tokens: texts of ``bos_token``, ``eos_token`` and the like, which chat templates refer to.
         default_sampling: the checkpoint's own suggestion, e.g. ``{"temperature": 0.7}``.
         files: every file of the bundle but the manifest, by relative path.
+        draft: in the flavour of ``device``; ``None`` without.
         draft_vocabulary: ``None`` where the draft reads and proposes the target's ids, all of them.
-        cpu_draft: the draft once more, in the CPU's flavour, beside a target for CUDA; ``None`` without.
+        cpu_draft: the draft in the CPU's flavour, beside a target for CUDA, with or without ``draft`` beside it;
+            ``None`` without.
     """
 
     created_by: str
-    device: Literal["cpu", "cuda"]
+    device: Device
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
@@ -248,10 +253,29 @@ class Manifest:
     def _body(self) -> dict[str, Any]:
         return {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
 
+    @property
+    def models(self) -> tuple[ModelRecord, ...]:
+        """All models, the target first."""
+        return (self.target, *self.drafts.values())
+
+    @property
+    def drafts(self) -> dict[Device, ModelRecord]:
+        """The draft by what it can run on, the target's own device first; empty without one."""
+        found: dict[Device, ModelRecord] = {}
+        if self.draft is not None:
+            found[self.device] = self.draft
+        if self.cpu_draft is not None:
+            found["cpu"] = self.cpu_draft
+        return found
+
+    def device_of(self, model: ModelRecord) -> Device:
+        """What the graphs of one of the models run on."""
+        return "cpu" if model is self.cpu_draft else self.device
+
     def usable_columns(self, model: ModelRecord) -> int:
         """Columns of a model's logits that stand for ids."""
         speech = self.draft_vocabulary
-        if model is not self.draft or speech is None:
+        if model is self.target or speech is None:
             return self.vocab_size
         return model.architecture.logits_size if speech.names_columns else speech.size
 

@@ -41,9 +41,10 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}(/[A-Za-z0-9_-][A-Z
 def check_manifest(manifest: Manifest) -> None:
     """Raise ValueError unless what the manifest says is possible, and every file the runtime opens is among its own."""
     _check_paths(manifest)
-    models = [record for record in (manifest.target, manifest.draft) if record is not None]
-    for record in models:
+    for record in manifest.models:
         _check_sizes(record.architecture)
+    if manifest.cpu_draft is not None and manifest.device == "cpu":
+        raise ValueError("cpu_draft is for a target on CUDA, and this one is for the CPU")
     _check_vocabulary("vocab_size", manifest.vocab_size, manifest.target.architecture)
     _check_draft_vocabulary(manifest)
     _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])
@@ -52,7 +53,7 @@ def check_manifest(manifest: Manifest) -> None:
     ids += [] if manifest.bos_token_id is None else [manifest.bos_token_id]
     for token in ids:
         _require_between("a token id", token, 0, manifest.vocab_size - 1)
-    texts = [manifest.created_by, *(record.source for record in models)]
+    texts = [manifest.created_by, *(record.source for record in manifest.models)]
     texts += [part for pair in manifest.named_tokens.items() for part in pair]
     if any(len(text) > _LONGEST_TEXT for text in texts):
         raise ValueError(f"a name is longer than {_LONGEST_TEXT} characters")
@@ -68,12 +69,15 @@ def _check_vocabulary(name: str, size: int, facts: ArchitectureRecord) -> None:
 
 def _check_draft_vocabulary(manifest: Manifest) -> None:
     """Raise ValueError unless the draft can read what it is given and what it says is about its own logits."""
-    speech, draft = manifest.draft_vocabulary, manifest.draft
-    if draft is None:
-        if speech is not None:
-            raise ValueError("draft_vocabulary is about a draft, and there is none")
-        return
-    facts = draft.architecture
+    drafts = tuple(manifest.drafts.values())
+    if not drafts and manifest.draft_vocabulary is not None:
+        raise ValueError("draft_vocabulary is about a draft, and there is none")
+    for draft in drafts:
+        _check_speech(manifest, draft.architecture)
+
+
+def _check_speech(manifest: Manifest, facts: ArchitectureRecord) -> None:
+    speech = manifest.draft_vocabulary
     if speech is None:
         _check_vocabulary("vocab_size", manifest.vocab_size, facts)
         return
@@ -105,7 +109,7 @@ def _check_paths(manifest: Manifest) -> None:
         limit = _largest(name)
         if not 0 <= record.bytes <= limit:
             raise ValueError(f"{name} is said to have {record.bytes} bytes, expected 0 to {limit}")
-    models = [record for record in (manifest.target, manifest.draft) if record is not None]
+    models = manifest.models
     needed = [TOKENIZER, *(graph.path for record in models for graph in record.graphs)]
     if missing := [name for name in needed if name not in manifest.files]:
         raise ValueError(f"files lacks {shown_list(missing)}")

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from device_trees import jetson
 from edge_spec import Chunk, PromptRecorder, Session, cli
 from edge_spec.bench import runner
+from edge_spec.device_facts import DeviceFacts, read_device_facts
 from edge_spec.errors import LogitsError
 from tiny_models import CHAT_TEMPLATE
 
@@ -338,3 +340,37 @@ def test_a_file_that_cannot_be_finished_is_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     runner.write_whole(tmp_path / "report.md", b"text")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"text"]
+
+
+def test_a_report_says_how_the_device_was_set_and_that_its_clocks_fell(
+    bundle: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = iter((306_000_000, 1_020_000_000, 612_000_000))
+    read: list[DeviceFacts] = []
+
+    def facts() -> DeviceFacts:
+        read.append(read_device_facts(jetson(tmp_path / "device", gpu_hz=next(clocks)), lambda: None))
+        return read[-1]
+
+    monkeypatch.setattr(runner, "read_device_facts", facts)
+    assert bench(bundle, "--prompts", prompts, "--output", tmp_path / "report") == 0
+    assert len(read) == 3  # before, after the first answers, at the end
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "power mode MAXN_SUPER (2)" in shown and "GPU clock fell from 1020 to 612 MHz" in shown
+    conditions = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["conditions"]
+    assert [conditions[when]["gpu_mhz"] for when in ("before", "begun", "after")] == [306, 1020, 612]
+    assert "fell" in conditions["warnings"][0]
+    assert "MAXN_SUPER" in (tmp_path / "report" / "report.md").read_text("utf-8")
+
+
+def test_a_report_says_nothing_of_a_device_that_tells_nothing(
+    bundle: Path, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "read_device_facts", DeviceFacts)
+    assert bench(bundle, "--prompts", prompts) == 0
+    shown = capsys.readouterr().out
+    assert "device" not in shown and "Doubtful" not in shown

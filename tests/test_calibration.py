@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import edge_spec
+from device_trees import H200, FakeNvml, jetson, write_tree
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import RequestError
-from edge_spec.runtime import calibration_cache
 from edge_spec.runtime.calibration import TEXT, Calibration, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.cost_curve import CostCurve
@@ -280,14 +280,41 @@ def test_the_folder_is_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch, t
     assert default_folder() == tmp_path / ".cache" / "edge-spec" / "calibration"
 
 
-def test_another_power_mode_is_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    mode = tmp_path / "status"
-    monkeypatch.setitem(calibration_cache._DEVICE_FILES, "power_mode", mode)
-    assert machine()["power_mode"] is None
-    mode.write_bytes(b"pmode:0002\n")
-    assert machine()["power_mode"] == "pmode:0002"
-    assert machine()["processor"]
-    json.dumps(machine())
+def test_another_power_mode_is_measured_anew(tmp_path: Path) -> None:
+    measurement = Measurement()
+
+    def load(root: Path) -> None:
+        load_or_calibrate({"machine": machine(root=root)}, measurement, tmp_path / "kept")
+
+    load(jetson(tmp_path / "device", mode=0))
+    load(jetson(tmp_path / "device", mode=0))
+    assert measurement.count == 1
+    load(jetson(tmp_path / "device", mode=2))
+    assert measurement.count == 2
+    load(jetson(tmp_path / "device", mode=0))  # which is known already
+    assert measurement.count == 2
+
+
+def test_clocks_of_the_moment_are_not_measured_anew(tmp_path: Path) -> None:
+    before = machine(root=jetson(tmp_path, gpu_hz=1_020_000_000))
+    assert machine(root=jetson(tmp_path, gpu_hz=306_000_000)) == before
+
+
+def test_a_mode_of_the_same_number_and_another_name_is_another_one(tmp_path: Path) -> None:
+    before = machine(root=jetson(tmp_path))
+    write_tree(tmp_path, {"etc/nvpmodel.conf": "< POWER_MODEL ID=2 NAME=25W >"})
+    assert machine(root=tmp_path) != before
+
+
+def test_on_a_gpu_its_name_and_power_limit_count_and_its_clocks_do_not() -> None:
+    def on(**changes: Any) -> dict[str, Any]:
+        return machine(True, find=lambda: FakeNvml([{**H200, **changes}]))
+
+    assert on(clocks={1: 345, 2: 1593}, celsius=30, reasons=1) == on()
+    assert on(milliwatts=500_000) != on()
+    assert on(name="NVIDIA A100") != on()
+    assert machine(False, find=lambda: FakeNvml([H200])) == machine(False, find=lambda: None)
+    json.dumps(on())
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec import cli
+from edge_spec import __version__, cli
 from edge_spec.cli import export, inspect
 from edge_spec.cli.command import given
 from edge_spec.errors import BundleError, QualityError
 
-COMMANDS = ("export", "run", "chat", "bench", "calibrate", "inspect", "demo")
+COMMANDS = ("export", "run", "chat", "bench", "calibrate", "simulate", "inspect", "demo")
 
 
 def help_of(*command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -56,6 +56,9 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["export", "--output", "x"],
         ["export", "--target", "x"],
         ["export", "--target", "x", "--output", "y", "--draft-recipe", "int3"],
+        ["export", "--target", "x", "--output", "y", "--draft-recipe", "int4"],
+        ["export", "--target", "x", "--output", "y", "--draft-via", "native"],
+        ["export", "--list", "--target", "x"],
         ["run", "bundle"],
         ["run", "bundle", "prompt", "--max-new-tokens", "many"],
         ["inspect"],
@@ -68,6 +71,11 @@ def test_wrong_usage_exits_with_2_and_says_how_it_is_used(
         cli.main(arguments)
     assert ended.value.code == 2
     assert "usage: edge-spec" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module_too() -> None:
+    ran = subprocess.run([sys.executable, "-m", "edge_spec", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"edge-spec {__version__}\n"
 
 
 def test_options_that_were_not_given_are_left_to_the_engine() -> None:

@@ -66,3 +66,26 @@ def test_an_export_that_is_told_to_end_leaves_nothing_behind(number: signal.Sign
     assert process.returncode == 128 + number
     assert "Traceback" not in process.stderr
     assert sorted(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.parametrize(("place", "folders"), [("both", {"draft", "draft-cpu"}), ("cpu", {"draft-cpu"})])
+def test_a_draft_can_be_written_for_another_device_than_the_target(
+    place: str, folders: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(write_model(tmp_path / "tiny.gguf", metadata=METADATA))
+    output = tmp_path / "tiny.pair"
+    models = ["--target", model, "--draft", model, "--output", str(output), "--no-check"]
+    assert cli.main(["export", *models, "--device", "cuda", "--draft-device", place, "--json"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["cpu_draft"] is not None
+    assert (manifest["draft"] is None) == (place == "cpu")
+    assert {file.parent.name for file in output.rglob("*.onnx")} == {"target", *folders}
+
+
+def test_a_draft_for_a_gpu_beside_a_target_for_the_cpu_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(write_model(tmp_path / "tiny.gguf", metadata=METADATA))
+    models = ["--target", model, "--draft", model, "--output", str(tmp_path / "tiny.pair")]
+    assert cli.main(["export", *models, "--draft-device", "cuda"]) == 2
+    assert "the target is for the CPU" in capsys.readouterr().err

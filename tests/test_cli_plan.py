@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,60 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         main(["plan", "--help"])
     assert ended.value.code == 0
     assert "edge-spec plan coder.pair --budget 2GiB" in capsys.readouterr().out
+
+
+@pytest.fixture
+def cuda_bundle(described_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The described bundle for CUDA, on a machine without a GPU."""
+    from edge_spec.bundle import MANIFEST, read_manifest
+
+    monkeypatch.setattr("edge_spec.runtime.device_memory.find_gpu", lambda: None)
+    manifest = read_manifest(described_bundle)
+    graphs = (replace(manifest.target.graphs[0], kv="float16"),)
+    on_gpu = replace(manifest, device="cuda", target=replace(manifest.target, graphs=graphs))
+    (described_bundle / MANIFEST).write_text(json.dumps(on_gpu.to_json()))
+    return described_bundle
+
+
+def test_a_bundle_for_cuda_is_planned_without_a_gpu_for_one_that_shares_the_memory(
+    cuda_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(cuda_bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "no limit was given" in shown  # what is free here is another machine's
+    assert "shares the machine's memory" in shown
+    assert "none here" in shown
+    assert main(["plan", str(cuda_bundle), "--budget", "6GiB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["pools"], plan["budget_bytes"]) == ("unified", 6 << 30)
+    assert plan["total_bytes"] == sum(item["bytes"] for item in plan["items"])
+
+
+def test_a_share_of_a_gpu_that_is_not_here_is_refused(cuda_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(cuda_bundle), "--budget", "50%"]) == 2
+    assert "give bytes instead" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_here_says_what_is_free(
+    cuda_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edge_spec.runtime.device_memory import GpuMemory
+
+    card = GpuMemory("NVIDIA Fake", False, 8 << 30, lambda: 5 << 30)
+    monkeypatch.setattr("edge_spec.runtime.device_memory.find_gpu", lambda: card)
+    monkeypatch.setattr("edge_spec.runtime.free_memory.available_memory", lambda: 10 << 30)
+    assert main(["plan", str(cuda_bundle), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["pools"], plan["budget_bytes"], plan["host_budget_bytes"]) == ("discrete", 4 << 30, 8 << 30)
+    assert main(["plan", str(cuda_bundle)]) == 0
+    assert "that GPU: NVIDIA Fake" in capsys.readouterr().out
+    assert main(["plan", str(cuda_bundle), "--gpu", "unified", "--json"]) == 0  # a Jetson, from a workstation
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["pools"], plan["budget_bytes"]) == ("unified", None)
+
+
+def test_a_kind_of_gpu_for_a_bundle_for_the_cpu_is_refused(
+    described_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(described_bundle), "--gpu", "discrete"]) == 2
+    assert "is for the CPU" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def load(tiny_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> C
         monkeypatch.setattr(
             "edge_spec.runtime.engine.select_provider", lambda device, bundle_device: ["CPUExecutionProvider"]
         )
-        monkeypatch.setattr("edge_spec.runtime.loaded_pair.settings_for", lambda providers: settings)
+        monkeypatch.setattr("edge_spec.runtime.loaded_pair.settings_for", lambda providers, limit=None: settings)
         return edge_spec.load(bundle, **{"threads": 1, "context": 300, **options})
 
     return loaded

@@ -16,8 +16,9 @@ from edge_spec.byte_size import parse_size
 from edge_spec.errors import MemoryBudgetError, RequestError
 from edge_spec.manifest import ArchitectureRecord, CacheType, FileRecord, GraphRecord, Manifest, ModelRecord, RopeRecord
 from edge_spec.runtime.configuration import Configuration
-from edge_spec.runtime.memory import MemoryPlan, plan_memory
+from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_law import memory_items
+from edge_spec.runtime.memory_plan import MemoryPlan
 from edge_spec.runtime.memory_profile import MemoryNotes, MemoryProfile, read_profile, write_profile
 
 MIB = 1 << 20

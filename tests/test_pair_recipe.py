@@ -81,6 +81,28 @@ def test_what_is_known_of_the_models_is_read(tmp_path: Path) -> None:
     assert pair.models() == {"target": "owner/big", "draft": "owner/small", "recipe": None, "draft_recipe": None}
 
 
+def test_on_another_device_its_defaults_replace_what_does_not_run_there(tmp_path: Path) -> None:
+    path = write_recipe(
+        tmp_path,
+        """
+        [target]
+        source = "owner/big"
+        recipe = "w8a8"
+        [draft]
+        source = "owner/small"
+        recipe = "fp16"
+        """,
+    )
+    pair = read_pair_recipe(path)
+    assert pair.models("cpu") == {
+        "target": "owner/big",
+        "draft": "owner/small",
+        "recipe": RECIPES["w8a8"],
+        "draft_recipe": RECIPES["fp16"],
+    }
+    assert pair.models("cuda") == {**pair.models("cpu"), "recipe": None}
+
+
 def test_formats_replace_those_of_the_named_recipe(tmp_path: Path) -> None:
     path = write_recipe(
         tmp_path,

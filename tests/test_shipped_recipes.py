@@ -14,6 +14,7 @@ from edge_spec import cli
 from edge_spec.export import shipped_recipes
 from edge_spec.export.family import FAMILIES
 from edge_spec.export.pair_recipe import PairRecipe, read_pair_recipe
+from edge_spec.export.planned_bundle import parameters, planned_manifest, read_sizes
 from edge_spec.export.recipe import DEFAULT_RECIPES, RECIPES, find_recipe
 from gguf_files import METADATA, write_model
 
@@ -32,7 +33,7 @@ def load_benchmark(name: str) -> ModuleType:
 
 
 MEMORY = load_benchmark("recipe_memory")
-SIZES, _ = MEMORY.read_sizes()
+SIZES, _ = read_sizes()
 
 
 @pytest.fixture(params=list(SHIPPED))
@@ -74,7 +75,7 @@ def test_every_draft_is_much_smaller_and_has_the_tokens_of_its_target(pair: Pair
     target = SIZES[pair.target]
     if pair.draft is not None:
         draft = SIZES[pair.draft]
-        assert 2.5 * MEMORY.parameters(draft) < MEMORY.parameters(target)
+        assert 2.5 * parameters(draft) < parameters(target)
         assert (draft["family"], draft["tokenizer"]) == (target["family"], target["tokenizer"])
 
 
@@ -87,7 +88,7 @@ def test_only_what_was_run_says_so() -> None:
 
 @pytest.mark.parametrize("name", [name for name, facts in SIZES.items()])
 def test_the_sizes_add_up_to_the_published_number_of_parameters(name: str) -> None:
-    assert MEMORY.parameters(SIZES[name]) == SIZES[name]["parameters"]
+    assert parameters(SIZES[name]) == SIZES[name]["parameters"]
 
 
 def test_expected_memory_is_what_the_laws_say(
@@ -114,7 +115,7 @@ def test_a_recipe_whose_memory_was_edited_is_noticed_and_put_right(
 
 def test_memory_of_a_recipe_is_that_of_a_bundle_of_its_models() -> None:
     """The sizes in the table, put into a manifest, are those that an export writes."""
-    manifest = MEMORY.manifest_of(read_pair_recipe(SHIPPED["smollm2-135m"]))
+    manifest = planned_manifest(read_pair_recipe(SHIPPED["smollm2-135m"]))
     facts = manifest.target.architecture
     assert (facts.layers, facts.hidden_size, facts.kv_heads, facts.logits_size) == (30, 576, 3, 49152)
     assert manifest.target.recipe == RECIPES[DEFAULT_RECIPES["cpu"][0]].to_dict()

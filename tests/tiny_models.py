@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from edge_spec.export import export_pair
+from edge_spec.export.pair import DraftDevice
 from edge_spec.export.recipe import Device
 
 _FAMILIES: dict[str, tuple[Any, Any]] = {
@@ -191,6 +192,7 @@ def export_tiny(
     *,
     recipe: str = "fp32",
     device: Device = "cpu",
+    draft_device: DraftDevice | None = None,
     draft: str | None = None,
     draft_recipe: str | None = None,
     draft_changes: Mapping[str, Any] | None = None,
@@ -221,5 +223,6 @@ def export_tiny(
         recipe=recipe,
         draft_recipe=draft_recipe or ("fp32" if device == "cpu" else None),
         device=device,
+        draft_device=draft_device,
         check=False,
     ).path

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edge_spec.bench.conditions import Conditions, describe
 from edge_spec.bench.measurement import Answer, Skipped
 from edge_spec.bench.summary import Summary
 from edge_spec.bench.tables import Rows, by_category, markdown, overview
@@ -30,6 +31,7 @@ class Report:
         command_line: what was typed.
         settings: what was asked for, defaults included.
         machine: what it ran on.
+        conditions: how that was set, and its clocks: before, once the first answers were there, and after the last.
         bundle, baseline: facts about what was decoded.
         modes: name, options and level of exactness of each.
         interruption: what ended the run early; ``None`` if it is complete.
@@ -46,6 +48,7 @@ class Report:
     command_line: str
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
+    conditions: Conditions
     bundle: Mapping[str, Any]
     baseline: Mapping[str, Any] | None
     modes: Sequence[Mapping[str, Any]]
@@ -70,6 +73,7 @@ class Report:
     def to_json(self) -> str:
         """Return everything as JSON, the raw records a line each."""
         body = {"format": _FORMAT, "schema_version": _SCHEMA_VERSION, **asdict(self)}
+        body["conditions"]["warnings"] = self.conditions.warnings()
         records = ",\n  ".join(json.dumps(record, ensure_ascii=False) for record in body.pop("answers"))
         head = json.dumps(body, indent=1, ensure_ascii=False)
         return f'{head[:-2]},\n "answers": [\n  {records}\n ]\n}}\n'
@@ -124,6 +128,7 @@ class Report:
                 f"**Incomplete:** {self.interruption} after {len(self.answers)} of {self.planned} answers. The "
                 "figures cover what was measured until then."
             )
+        notes += [f"**Doubtful:** {warning}" for warning in self.conditions.warnings()]
         if self.skipped:
             notes.append(f"**Skipped:** {len(self.skipped)} turns could not be asked, see below.")
         if self.broken_promises:
@@ -147,10 +152,17 @@ class Report:
             console.print(
                 f"skipped: question {skip.question}, turn {skip.turn + 1}: {skip.reason}", highlight=False, markup=False
             )
+        for name, text in self._device():
+            if text:
+                console.print(f"{name}: {text}", highlight=False, markup=False)
         console.print(f"peak memory {size_text(self.peak_memory_bytes)}, {self._engines()}", highlight=False)
 
     def _engines(self) -> str:
         return f"{self.engines} engine{'s' * (self.engines > 1)} in one process"
+
+    def _device(self) -> Rows:
+        """How the device was set and clocked, as far as anything is known of that."""
+        return [["device, first", describe(self.conditions.begun)], ["device, last", describe(self.conditions.after)]]
 
     def _facts(self) -> Rows:
         machine = self.machine
@@ -162,6 +174,7 @@ class Report:
             ["processor", f"{machine['processor']} ({machine['architecture']})"],
             ["cores", cores],
             ["threads", str(self.settings["threads"] or "one per physical core")],
+            *(row for row in self._device() if row[1]),
             ["load before the run", f"{machine['load_average']:.2f}"],
             ["memory", "unknown" if memory is None else size_text(memory)],
             ["peak memory", f"{size_text(self.peak_memory_bytes)}, {self._engines()}"],

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_spec.bench.conditions import Conditions
 from edge_spec.bench.engines import open_lanes
 from edge_spec.bench.machine import describe_machine, peak_memory_bytes
 from edge_spec.bench.measurement import Answer, Lane, Skipped, measure
@@ -20,6 +21,7 @@ from edge_spec.bench.prompts import SHIPPED_PROMPTS, Question, alternate, pick, 
 from edge_spec.bench.settings import Settings
 from edge_spec.bench.summary import summarize
 from edge_spec.bundle import read_manifest
+from edge_spec.device_facts import read_device_facts
 from edge_spec.errors import MissingDependencyError, RequestError
 from edge_spec.manifest import CHAT_TEMPLATE, Manifest
 
@@ -59,6 +61,7 @@ def run_bench(settings: Settings, command_line: str = "", as_json: bool = False)
         _require_room(settings.output)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     machine = describe_machine()  # before its load is ours
+    before = begun = read_device_facts()
 
     turns = sum(1 + len(question.followups) for question in questions)
     planned = settings.repeat * turns * (len(modes) + (baseline is not None))
@@ -90,11 +93,14 @@ def run_bench(settings: Settings, command_line: str = "", as_json: bool = False)
                         if isinstance(result, Skipped):
                             skipped.append(result)
                         else:
+                            if not answers:
+                                begun = read_device_facts()  # the clocks have risen by now
                             answers.extend(result)
     except BaseException as error:
         if not answers:
             raise
         end = error
+    after = read_device_facts()
     if not answers:
         raise RequestError(
             f"nothing could be measured: every prompt was skipped, the first because: {skipped[0].reason}"
@@ -105,6 +111,7 @@ def run_bench(settings: Settings, command_line: str = "", as_json: bool = False)
         command_line=command_line,
         settings={key: str(value) if isinstance(value, Path) else value for key, value in asdict(settings).items()},
         machine=machine,
+        conditions=Conditions(before, begun, after),
         bundle=bundle_facts(settings.bundle, manifest.to_json()),
         baseline=None
         if settings.baseline is None or baseline is None

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from types import FrameType
 
 from edge_spec import __version__
-from edge_spec.cli import bench, calibrate, chat, demo, export, inspect, plan, run, serve
+from edge_spec.cli import bench, calibrate, chat, demo, export, inspect, plan, run, serve, simulate
 from edge_spec.errors import EdgeSpecError, QualityError
 
 EXIT_QUALITY = 1
@@ -24,7 +24,7 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-COMMANDS = (export, run, chat, serve, bench, calibrate, plan, inspect, demo)
+COMMANDS = (export, run, chat, serve, bench, calibrate, simulate, plan, inspect, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,6 +58,11 @@ def add(commands: Any) -> None:
     )
     storage.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the graphs run on (cpu)")
     storage.add_argument(
+        "--draft-device",
+        choices=("cpu", "cuda", "both"),
+        help="with --device cuda: what the draft runs on; both leaves the choice to loading (cuda)",
+    )
+    storage.add_argument(
         "--context", type=int, metavar="TOKENS", help="longest text of the target (what it was trained for)"
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="the bundle's folder")
@@ -77,16 +82,22 @@ def _count(text: str) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.list:
+        if others := given(arguments, "pair", "target", "draft", "recipe", "output"):
+            arguments.usage_error(f"--list exports nothing; leave out --{next(iter(others))}")
         return print_recipes(arguments.json)
     if arguments.output is None:
         arguments.usage_error("the following arguments are required: --output")
     models = _models(arguments)
+    if models.get("draft") is None and (about := given(arguments, "draft_recipe", "draft_via")):
+        arguments.usage_error(
+            f"--{next(iter(about)).replace('_', '-')} is about a draft, and there is none: give --draft"
+        )
     from edge_spec.export.pair import export_pair
     from edge_spec.progress_bars import ProgressBars
 
     with ProgressBars() as progress:
         report = export_pair(
-            **{**models, **given(arguments, "context", "draft_vocab", "draft_vocab_text")},
+            **{**models, **given(arguments, "draft_device", "context", "draft_vocab", "draft_vocab_text")},
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,
@@ -115,6 +126,12 @@ def _models(arguments: argparse.Namespace) -> dict[str, Any]:
         require_storage_name(recipe)
     elif arguments.pair is None and pair is not None:
         require_pair_name(pair)
-    named = {"draft": None} if pair is None else find_pair_recipe(pair).models()
+    named: dict[str, Any] = {"draft": None}
+    if pair is not None:
+        written = find_pair_recipe(pair)
+        named = written.models(arguments.device)
+        for name, option in (("recipe", recipe), ("draft_recipe", arguments.draft_recipe)):
+            if named[name] is None and getattr(written, name) is not None and option is None:
+                print(f"{pair}: its {name} is not for {arguments.device}, whose own is taken.", file=sys.stderr)
     options = given(arguments, "target", "draft", "draft_recipe")
     return {**named, **options, **({} if recipe is None else {"recipe": recipe})}

@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
         "edge-spec plan coder.pair --budget 2GiB",
         "edge-spec plan coder.pair --budget 1800MiB --budget 2GiB --budget 3GiB",
         "edge-spec plan coder.pair --budget 50% --context 8192 --json | jq .total_bytes",
+        "edge-spec plan coder-cuda.pair --gpu unified --budget 6GiB",
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument(
@@ -42,6 +43,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--kv", metavar="float32|int8", help="store the target's keys and values so in any case (as in 'run')"
     )
+    parser.add_argument(
+        "--gpu",
+        choices=("unified", "discrete"),
+        help="for a bundle for CUDA: plan for a GPU that shares the machine's memory (Jetson), or for one with memory "
+        "of its own, which the budget is then about (what is here, else unified)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, or a list of them for many budgets")
     parser.set_defaults(command=_plan)
 
@@ -49,22 +56,42 @@ def add(commands: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from edge_spec.bundle import read_manifest
     from edge_spec.cli.command import given
+    from edge_spec.errors import RequestError
+    from edge_spec.runtime.device_memory import find_gpu
     from edge_spec.runtime.free_memory import available_memory
     from edge_spec.runtime.int8_cache import cache_types
     from edge_spec.runtime.memory import plan_memory
-    from edge_spec.runtime.memory_budget import budget_bytes
+    from edge_spec.runtime.memory_pools import pools_elsewhere, pools_here
     from edge_spec.runtime.memory_profile import read_profile
 
     manifest = read_manifest(arguments.bundle)
     profile = read_profile(manifest)
-    available = available_memory()
-    budgets = [budget_bytes(budget, available, "--budget") for budget in arguments.budget or [None]]
+    if arguments.gpu is not None and manifest.device == "cpu":
+        raise RequestError(f"--gpu is about bundles for CUDA, but {arguments.bundle} is for the CPU; leave it out.")
+    pools = pools_here(manifest, available_memory, find_gpu)
+    here = pools.gpu is not None and arguments.gpu in (None, pools.kind)
+    if manifest.device == "cuda" and not here:
+        pools = pools_elsewhere(arguments.gpu or pools.kind)
+    budgets = [pools.budgets(budget, "--budget") for budget in arguments.budget or [None]]
     wishes = given(arguments, "context", "conversations")
     kv_types = cache_types(manifest, arguments.kv)
-    plans = [plan_memory(manifest, budget, **wishes, kv_types=kv_types, profile=profile) for budget in budgets]
+    plans = [
+        plan_memory(
+            manifest,
+            budget,
+            **wishes,
+            kv_types=kv_types,
+            profile=profile,
+            pools=pools.kind,
+            host_budget=host_budget,
+        )
+        for budget, host_budget in budgets
+    ]
     if arguments.json:
         bodies = [plan.to_json() for plan in plans]
         print(json.dumps(bodies[0] if len(bodies) == 1 else bodies, indent=1))
     else:
         print("\n\n".join(f"{arguments.bundle}: {plan}" for plan in plans))
+        if manifest.device == "cuda":
+            print(f"\nthat GPU: {pools.gpu or 'none here, so what is free on it is not known'}")
     return 0 if all(plan.fits for plan in plans) else EXIT_DOES_NOT_FIT

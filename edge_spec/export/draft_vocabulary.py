@@ -56,6 +56,8 @@ class DraftSpeech:
 
     def write(self, bundle: Path) -> None:
         """Write what belongs to it into the bundle, beside the draft's graphs."""
+        if self.record is not None:  # a draft for the CPU alone has another folder
+            (bundle / DRAFT_IDS).parent.mkdir(exist_ok=True)
         if self.ids is not None:
             (bundle / DRAFT_IDS).write_bytes(self.ids.astype("<u4").tobytes())
         if self.tokenizer is not None:

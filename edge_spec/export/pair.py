@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import edge_spec
 from edge_spec.bundle import new_bundle, read_manifest
@@ -24,6 +25,12 @@ from edge_spec.manifest import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, 
 from edge_spec.manifest_check import LARGEST_TEXT
 
 AnyCheckpoint = Checkpoint | OptimumCheckpoint
+
+# What the draft's graphs run on; ``"both"``: once for each, and loading decides.
+DraftDevice = Literal["cpu", "cuda", "both"]
+
+# The folders of a draft for the target's own device, and of one for the CPU beside a target for CUDA.
+_DRAFT_FOLDER, _CPU_DRAFT_FOLDER = "draft", "draft-cpu"
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ def export_pair(
     recipe: str | Recipe | None = None,
     draft_recipe: str | Recipe | None = None,
     device: Device = "cpu",
+    draft_device: DraftDevice | None = None,
     context: int | None = None,
     check: bool = True,
     overwrite: bool = False,
@@ -68,6 +76,8 @@ def export_pair(
         recipe: the target's quantization recipe or its name; ``None`` picks the device's default.
         draft_recipe: the draft's, likewise.
         device: ``"cpu"`` or ``"cuda"``, the flavour of the graphs.
+        draft_device: the same for the draft beside a target for CUDA, or ``"both"``, so that loading can choose;
+            ``None``: as the target.
         context: positions the target's graphs are made for; ``None`` for what it was trained for.
         check: compare each written graph with a float32 reference on a fixed text.
         overwrite: replace a bundle that is already at ``output``.
@@ -87,11 +97,14 @@ def export_pair(
     """
     if device not in DEFAULT_RECIPES:
         raise EdgeSpecError(f"Unknown device {device!r}; expected one of {', '.join(DEFAULT_RECIPES)}.")
-    default_target, default_draft = DEFAULT_RECIPES[device]
+    draft_devices = _draft_devices(draft_device, device, draft is not None)
     draft_via = draft_via or via
-    target_recipe = _find_recipe(recipe, default_target, device, via)
-    chosen_draft_recipe = _find_recipe(draft_recipe, default_draft, device, draft_via)
-    if not check and AUTO in (target_recipe, chosen_draft_recipe if draft is not None else None):
+    target_recipe = _find_recipe(recipe, DEFAULT_RECIPES[device][0], device, via)
+    draft_recipes = {
+        runs_on: _find_recipe(draft_recipe, DEFAULT_RECIPES[runs_on][1], runs_on, draft_via)
+        for runs_on in draft_devices
+    }
+    if not check and AUTO in (target_recipe, *draft_recipes.values()):
         raise EdgeSpecError(
             "Recipe 'auto' chooses formats by their measured error, which needs the check of the written graph; leave "
             "the check in (no --no-check), or name a recipe such as w8a8 or int4."
@@ -117,24 +130,22 @@ def export_pair(
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_bytes(_checked_template(vocabulary.chat_template, target_checkpoint.source))
-        requested = {"target": recipe, "draft": None if draft is None else draft_recipe}
-        if device == "cuda" and any(asked in (AUTO, AUTO.name) for asked in requested.values()):
+        requested = (*((recipe,) if device == "cuda" else ()), *((draft_recipe,) if "cuda" in draft_devices else ()))
+        if any(asked in (AUTO, AUTO.name) for asked in requested):
             notes.append("Recipe auto is int4 on CUDA, which has no w8a8 to choose from; nothing was measured.")
-        target_record, told = _export(target_checkpoint, folder, "target", target_recipe, device, check, progress)
+        target_record, told = _export(
+            target_checkpoint, folder / "target", "target", target_recipe, device, check, progress
+        )
         notes += told
-        draft_record = None
+        drafts: dict[Device, ModelRecord] = {}
         if speech is not None:
-            draft_record, told = _export(
-                speech.checkpoint,
-                folder,
-                "draft",
-                chosen_draft_recipe,
-                device,
-                check,
-                progress,
-                speech.choice(vocabulary),
-            )
-            notes += told
+            choice = speech.choice(vocabulary)
+            for runs_on, chosen in draft_recipes.items():
+                written = folder / (_DRAFT_FOLDER if runs_on == device else _CPU_DRAFT_FOLDER)
+                drafts[runs_on], told = _export(
+                    speech.checkpoint, written, "draft", chosen, runs_on, check, progress, choice
+                )
+                notes += told
             speech.write(folder)
         progress("seal", 0, 1)
         seal(
@@ -149,13 +160,32 @@ def export_pair(
                 named_tokens=dict(vocabulary.named_tokens),
                 default_sampling=dict(target_checkpoint.default_sampling),
                 target=target_record,
-                draft=draft_record,
+                draft=drafts.get(device),
                 files={},
                 draft_vocabulary=None if speech is None else speech.record,
+                cpu_draft=drafts.get("cpu") if device == "cuda" else None,
             )
         )
         progress("seal", 1, 1)
     return ExportReport(Path(output), read_manifest(Path(output)), tuple(notes))
+
+
+def _draft_devices(wanted: DraftDevice | None, device: Device, has_draft: bool) -> tuple[Device, ...]:
+    """What the draft is written for, the target's own device first."""
+    if wanted not in (None, "cpu", "cuda", "both"):
+        raise EdgeSpecError(f"draft_device is {wanted!r}, expected 'cpu', 'cuda' or 'both'.")
+    if wanted is not None and not has_draft:
+        raise EdgeSpecError(
+            "draft_device (--draft-device) says what a draft runs on, but there is none; name one, or leave it out."
+        )
+    if device == "cpu" and wanted not in (None, "cpu"):
+        raise EdgeSpecError(
+            f"draft_device (--draft-device) is {wanted!r}, but the target is for the CPU, and so is its draft; export "
+            "for a GPU with device='cuda' (--device cuda), or leave it out."
+        )
+    if not has_draft:
+        return ()
+    return ("cuda", "cpu") if wanted == "both" else (device if wanted is None else wanted,)
 
 
 def _find_recipe(recipe: str | Recipe | None, default: str, device: Device, via: Via) -> Recipe:
@@ -170,7 +200,7 @@ def _open(source: str | os.PathLike[str], via: Via, context: int | None, offline
 
 def _export(
     checkpoint: AnyCheckpoint,
-    bundle: Path,
+    folder: Path,
     role: Role,
     recipe: Recipe,
     device: Device,
@@ -179,7 +209,6 @@ def _export(
     choice: ChoiceOfTokens | None = None,
 ) -> tuple[ModelRecord, tuple[str, ...]]:
     """Export one model, by a recipe that is chosen first if it is auto, and say what was found out on the way."""
-    folder = bundle / role
     if isinstance(checkpoint, OptimumCheckpoint):  # its recipes are never auto
         return export_optimum_model(checkpoint, folder, recipe, check, progress), ()
     if recipe != AUTO:

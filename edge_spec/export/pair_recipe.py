@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.export.recipe import AUTO, RECIPES, Recipe, with_formats
+from edge_spec.export.recipe import AUTO, RECIPES, Device, Recipe, runs_on, with_formats
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -128,9 +128,18 @@ class PairRecipe:
     about: About | None = None
     memory: ExpectedMemory | None = None
 
-    def models(self) -> dict[str, Any]:
-        """Return the models and their recipes under the names that :func:`edge_spec.export.export_pair` knows."""
-        return {name: getattr(self, name) for name in ("target", "draft", "recipe", "draft_recipe")}
+    def models(self, device: Device = "cpu") -> dict[str, Any]:
+        """Return the models and their recipes under the names that :func:`edge_spec.export.export_pair` knows.
+
+        Recipes that do not run on ``device`` are left to its defaults: a pair is written for one kind of device, and
+        its models run on others as well.
+        """
+        recipes = {name: getattr(self, name) for name in ("recipe", "draft_recipe")}
+        return {
+            "target": self.target,
+            "draft": self.draft,
+            **{name: recipe if runs_on(recipe, device) else None for name, recipe in recipes.items()},
+        }
 
 
 def read_pair_recipe(path: Path) -> PairRecipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ def quantize_channels(
         Integers [in, out] and float32 scales [out].
     """
     outputs, inputs = weight.shape
-    integers, scale = np.empty((inputs, outputs), np.int8 if signed else np.uint8), np.empty(outputs, np.float32)
+    integers: npt.NDArray[Any] = np.empty((inputs, outputs), np.int8 if signed else np.uint8)
+    scale: Float32Array = np.empty(outputs, np.float32)
     for strip in strips(outputs, inputs):
         rows = mix(weight[strip], run)
         scale[strip] = np.maximum(np.abs(rows).max(axis=1), _SMALLEST) / np.float32(127)

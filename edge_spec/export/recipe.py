@@ -79,6 +79,14 @@ _CUDA_BLOCK_SIZE = 32
 _NOT_ON_CUDA = {"w8a8": "has no w8a8 kernel", "fp32": "computes attention in float16"}
 
 
+def runs_on(recipe: str | Recipe | None, device: Device) -> bool:
+    """Whether a recipe is known and one for ``device``; ``None``, the device's own choice, always is."""
+    try:
+        return recipe is None or find_recipe(recipe, device) is not None
+    except EdgeSpecError:
+        return False
+
+
 def find_recipe(recipe: str | Recipe, device: Device) -> Recipe:
     """Return a recipe by its name, or the one given; ``auto`` is int4 on CUDA, which has no w8a8.
 

@@ -145,7 +145,7 @@ def _w8a8_noise(x: Float32Array, weight: Float32Array, shared: npt.NDArray[np.in
 
     def noise(scale: Float32Array) -> float:
         each = scale[shared]
-        rows, columns = _row_extremes(x, 1 / each, run), _row_extremes(weight, each, run)
+        rows, columns = _row_extremes(x, np.reciprocal(each), run), _row_extremes(weight, each, run)
         return float(
             np.square(rows).sum() * (mass * np.square(each)).sum()
             + np.square(columns).sum() * (energy / np.square(each)).sum()

@@ -13,7 +13,7 @@ from edge_spec.runtime.engine_statistics import Totals
 from edge_spec.runtime.generation import generate
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.output import Output
-from edge_spec.runtime.pressure import MemoryPressure
+from edge_spec.runtime.pool_pressure import PoolPressure
 from edge_spec.runtime.request import Request
 from edge_spec.runtime.statistics import Statistics
 from edge_spec.runtime.tokenizer import TextTokenizer
@@ -44,7 +44,7 @@ class Answers:
     drafters: DrafterPool
     caches: CachePool
     turns: Turns
-    pressure: MemoryPressure
+    pressure: PoolPressure
     totals: Totals
     exact: bool
     on_call: Callable[[int, int, float], None]

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from edge_spec.device_facts import board, governor, power_mode
+from edge_spec.nvml import Library, find_library, read_gpus
 from edge_spec.runtime.calibration import Calibration
 from edge_spec.user_cache import named_cache, user_cache
 
@@ -21,14 +23,9 @@ _LOG = logging.getLogger(__name__)
 FORMAT = 1
 _MOST_BYTES = 1 << 18
 
-# Files that say how fast a machine is set to run, or what it is.
-_CPU_INFO = Path("/proc/cpuinfo")
-_DEVICE_FILES = {
-    "board": Path("/proc/device-tree/model"),
-    "governor": Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-    "power_mode": Path("/var/lib/nvpmodel/status"),
-}
-_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+_ROOT = Path("/")
+_CPU_INFO = "proc/cpuinfo"
+_GPU_FOLDER = "proc/driver/nvidia/gpus"
 
 
 def load_or_calibrate(
@@ -62,37 +59,51 @@ def default_folder() -> Path | None:
     return named_cache() or (None if cache is None else cache / "calibration")
 
 
-def machine() -> dict[str, Any]:
-    """What this machine is and how it is set, as far as the system tells without being asked for rights."""
+def machine(
+    on_gpu: bool = False, root: Path = _ROOT, find: Callable[[], Library | None] = find_library
+) -> dict[str, Any]:
+    """What this machine is and how it is set, as far as the system tells without being asked for rights.
+
+    Clocks of the moment do not belong to it: they come and go, and costs are corrected as calls are made.
+
+    Args:
+        on_gpu: whether calls run on a GPU, so that its own limits count.
+        root: where ``proc``, ``sys``, ``etc`` and ``var`` lie.
+        find: finds NVIDIA's management library.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
     facts: dict[str, Any] = {
         "architecture": platform.machine(),
-        "processor": _processor(),
+        "processor": _processor(root),
         "cores": len(affinity(0)) if affinity is not None else os.cpu_count(),
-        **{name: _first_line(file) for name, file in _DEVICE_FILES.items()},
+        "board": board(root),
+        "governor": governor(root),
+        "power_mode": power_mode(root),
         "gpus": [],
     }
     with suppress(OSError):
-        facts["gpus"] = sorted(_first_line(gpu / "information") or "" for gpu in _GPU_FOLDER.iterdir())
+        facts["gpus"] = sorted(_first_line(gpu / "information") for gpu in (root / _GPU_FOLDER).iterdir())
+    if on_gpu:
+        facts["gpu_limits"] = [[gpu.name, gpu.power_limit_watts] for gpu in read_gpus(find).gpus]
     return facts
 
 
-def _processor() -> str:
+def _processor(root: Path) -> str:
     """The processor's name: on x86 one line says it, on ARM several."""
     wanted = ("model name", "cpu implementer", "cpu part", "hardware")
     lines: set[str] = set()
     with suppress(OSError, UnicodeDecodeError):
-        lines = {line for line in _CPU_INFO.read_text("utf-8").splitlines() if line.lower().startswith(wanted)}
+        lines = {line for line in (root / _CPU_INFO).read_text("utf-8").splitlines() if line.lower().startswith(wanted)}
     return "; ".join(sorted(" ".join(line.split()) for line in lines)) or platform.processor()
 
 
-def _first_line(file: Path) -> str | None:
-    """The first line of a small file of the system, ``None`` where there is none to read."""
+def _first_line(file: Path) -> str:
+    """The first line of a small file of the system, nothing where there is none to read."""
     try:
         with file.open("rb") as opened:
-            lines = opened.read(1000).decode("utf-8", "replace").replace("\0", "").splitlines()
+            lines = opened.read(1000).decode("utf-8", "replace").splitlines()
     except OSError:
-        return None
+        return ""
     return lines[0].strip() if lines else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_spec.manifest import CacheType
+from edge_spec.manifest import CacheType, Device
 
 # The most draft tokens of a round: with the text's last token they fill one prefill chunk.
 WIDEST = 63
@@ -19,6 +19,7 @@ class Configuration:
         conversations: how many texts of that length can be kept in the target's caches at once.
         widest: most draft tokens of a round.
         draft: whether the draft model is loaded.
+        draft_device: what it runs on then; ``None`` without.
         draft_window: most tokens in the draft's cache.
         target_kv, draft_kv: how keys and values are stored.
     """
@@ -27,6 +28,7 @@ class Configuration:
     conversations: int
     widest: int
     draft: bool
+    draft_device: Device | None
     draft_window: int
     target_kv: CacheType
     draft_kv: CacheType

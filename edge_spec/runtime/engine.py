@@ -20,6 +20,8 @@ from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
 from edge_spec.runtime.completion import Chunk
+from edge_spec.runtime.cuda_features import settings_for
+from edge_spec.runtime.device_memory import GpuMemory, find_gpu
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable
@@ -29,17 +31,19 @@ from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.engine_statistics import EngineMemory, EngineStatistics, Totals
 from edge_spec.runtime.exactness import Exactness
-from edge_spec.runtime.free_memory import available_memory, total_memory
+from edge_spec.runtime.free_memory import available_memory
 from edge_spec.runtime.grammar import Grammar
 from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.int8_cache import cache_types
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor
 from edge_spec.runtime.memory import plan_memory
-from edge_spec.runtime.memory_budget import MemoryBudget, budget_bytes
+from edge_spec.runtime.memory_budget import MemoryBudget
+from edge_spec.runtime.memory_failure import loading_failure, ran_out_of_memory
+from edge_spec.runtime.memory_pools import pools_here
 from edge_spec.runtime.memory_profile import read_profile, resident_memory
 from edge_spec.runtime.options import GenerationOptions
-from edge_spec.runtime.pressure import MemoryPressure, usual_reserve
+from edge_spec.runtime.pool_pressure import usual_reserves, watch_pools
 from edge_spec.runtime.prompt import Message, Prompt, PromptEncoder
 from edge_spec.runtime.provider import select_provider
 from edge_spec.runtime.request import Request, RequestReader, checked_count
@@ -72,7 +76,8 @@ def load(
         path: the bundle's folder, as written by ``edge-spec export``.
         device: ``"auto"`` runs on what the bundle is for; ``"cpu"`` and ``"cuda"`` insist.
         memory_budget: most memory to take: ``"2GiB"``, bytes, or a share of what is free such as ``0.5``; by default
-            80 % of what is free. What does not fit is given up in the order that ``edge-spec plan`` shows.
+            80 % of what is free. What does not fit is given up in the order that ``edge-spec plan`` shows. On a GPU
+            with memory of its own, it is about that.
         context: most tokens of prompt and output together, which are insisted on; by default 4096 or the model's limit,
             less if the budget is short.
         conversations: how many texts of that length should keep their cache at once, see :class:`edge_spec.Session`;
@@ -92,7 +97,8 @@ def load(
     Raises:
         BundleError: the bundle is missing, damaged, written by another version's format, or made for another processor.
         ProviderError: ``device`` does not work here.
-        MemoryBudgetError: the bundle does not fit its budget, however small the rest is made.
+        MemoryBudgetError: the bundle does not fit its budget, however small the rest is made, or there was less memory
+            than planned.
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: an argument is out of range, or there is not enough memory.
     """
@@ -124,7 +130,8 @@ class Engine(Askable):
 
     Attributes:
         manifest: what the bundle says of itself.
-        plan: what of the bundle was loaded how, and the memory that this takes.
+        plan: what of the bundle was loaded how, and the memory that this takes. Where the draft could have been on the
+            GPU or on the CPU, that of the faster one.
         context: most tokens of prompt and output together; a little less than asked for where the target runs at a
             fixed width and the context was the model's limit.
         exactness: the level that holds here, as measured or as asked for.
@@ -145,6 +152,7 @@ class Engine(Askable):
         progress: Progress | None = None,
         ngram_table: str | os.PathLike[str] | None = None,
         available: Callable[[], int | None] = available_memory,
+        find_gpu: Callable[[], GpuMemory | None] = find_gpu,
         memory_reserve: int | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -163,18 +171,34 @@ class Engine(Askable):
             raise RequestError(f"exactness is {exactness!r}, expected 'bitwise', 'distribution' or None.")
         if calibration not in (None, "fresh") and not isinstance(calibration, Calibration):
             raise RequestError(f"calibration is {calibration!r}, expected a Calibration, 'fresh' or None.")
+        pools = pools_here(self.manifest, available, find_gpu)
+        budget, host_budget = pools.budgets(memory_budget)  # before CUDA takes what the plan counts
         providers = select_provider(device, self.manifest.device)
-        available_bytes = available()
-        budget = budget_bytes(memory_budget, available_bytes)
-        kv_types = cache_types(self.manifest, kv)
-        plan = plan_memory(self.manifest, budget, context, conversations, kv_types, read_profile(self.manifest))
-        self.plan = plan.require_fit()
-        to_come = self.plan.total_bytes - (resident_memory() or 0)
-        reserve = usual_reserve(total_memory(), None if available_bytes is None else available_bytes - to_come)
-        for loss in self.plan.given_up:
+        kv_types, profile = cache_types(self.manifest, kv), read_profile(self.manifest)
+        plan = plan_memory(
+            self.manifest, budget, context, conversations, kv_types, profile, pools.kind, host_budget
+        ).require_fit()
+        reserves = usual_reserves(pools, plan, resident_memory() or 0)
+        for loss in plan.given_up:
             _LOG.warning("short of memory: %s", loss)
-        configuration = self.plan.configuration
-        pair = load_pair(bundle, providers, configuration, threads, exactness, calibration, progress)
+        try:
+            pair = load_pair(
+                bundle,
+                providers,
+                [possible.configuration for possible in plan.possible],
+                threads,
+                exactness,
+                calibration,
+                progress,
+                pools.device_taken,
+                plan.arena_bytes(weights=not settings_for(providers).shares_weights),
+            )
+        except Exception as error:
+            if ran_out_of_memory(error):
+                raise loading_failure(plan, error) from error
+            raise
+        configuration = pair.configuration
+        self.plan = next(possible for possible in plan.possible if possible.configuration == configuration)
         self._target, self.exactness, self.calibration = pair.target, pair.exactness, pair.calibration
         self.context = self._target.context
         self._tokenizer = pair.tokenizer
@@ -205,13 +229,9 @@ class Engine(Askable):
             pair,
             self.plan,
         )
-        self._pressure = MemoryPressure(
-            parts,
-            available,
-            reserve if memory_reserve is None else memory_reserve,
-            give_back,
-            clock,
-        )
+        if memory_reserve is not None:
+            reserves = dict.fromkeys(reserves, memory_reserve)
+        self._pressure = watch_pools(parts, pools, reserves, give_back, clock)
         self._prompts = PromptEncoder(self._tokenizer, self.manifest, bundle.chat_template(), self.context)
         self._requests = RequestReader(
             self._prompts,
@@ -406,7 +426,7 @@ class Engine(Askable):
     def statistics(self) -> EngineStatistics:
         """What was generated since loading, and where memory stands."""
         self._require_open()
-        memory = EngineMemory(self.plan.total_bytes, resident_memory(), self._caches.cache_bytes)
+        memory = EngineMemory(self.plan.process_bytes, resident_memory(), self._caches.cache_bytes)
         return self._totals.statistics(self.running, self.waiting, memory)
 
     def session(self) -> Session:

@@ -16,7 +16,7 @@ class EngineMemory:
     """Where an engine's memory stands, in bytes.
 
     Attributes:
-        planned: the peak that was planned at loading.
+        planned: the peak that was planned at loading, what lies on a GPU with memory of its own left aside.
         resident: of the whole process now; ``None`` where the system does not say.
         target_caches: keys and values of all texts now.
     """

@@ -64,17 +64,20 @@ def takes_int8_cache() -> bool:
 
 
 def cache_types(manifest: Manifest, wanted: CacheType | None = None) -> dict[str, tuple[CacheType, ...]]:
-    """What keys and values can be stored as here, for ``"target"`` and ``"draft"``: the models' own type first.
+    """What keys and values can be stored as here, each model's own type first.
 
     Args:
         manifest: of the bundle.
         wanted: the only type for the target; ``None`` leaves the choice.
 
+    Returns:
+        Types for ``"target"``, ``"draft"`` and ``"cpu_draft"``, as far as the bundle has them.
+
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
         RequestError: the target cannot have the wanted type, or not here.
     """
-    records = {"target": manifest.target, "draft": manifest.draft}
+    records = {"target": manifest.target, "draft": manifest.draft, "cpu_draft": manifest.cpu_draft}
     types = {
         name: tuple(dict.fromkeys(graph.kv for graph in record.graphs if graph.kv != "int8" or takes_int8_cache()))
         for name, record in records.items()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import Literal
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
 from edge_spec.heap import give_back
-from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Manifest, ModelRecord
+from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, Manifest, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
@@ -26,6 +27,10 @@ from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer
 
+_CPU_PROVIDER = "CPUExecutionProvider"
+
+# Tokens in the draft's cache at which two places for it are compared.
+_USUAL_PAST = 256
 _LOG = logging.getLogger(__name__)
 
 
@@ -34,6 +39,7 @@ class LoadedPair:
     """A target and perhaps a draft, with empty caches.
 
     Attributes:
+        configuration: how it was loaded.
         target: the model whose text it is.
         draft: the other one; ``None`` if there is none, or no room for it.
         load_draft: loads the draft again, once its memory was needed for something else.
@@ -45,6 +51,7 @@ class LoadedPair:
         calibration: what calls of both cost here.
     """
 
+    configuration: Configuration
     target: Model
     draft: Model | None
     load_draft: Callable[[], Model] | None
@@ -59,29 +66,35 @@ class LoadedPair:
 def load_pair(
     bundle: Bundle,
     providers: Sequence[str],
-    configuration: Configuration,
+    configurations: Sequence[Configuration],
     threads: int | None,
     exactness: Exactness | None,
     calibration: Calibration | Literal["fresh"] | None,
     progress: Progress | None,
+    device_taken: Callable[[], int | None] = lambda: None,
+    arena_limits: Mapping[str, int] = MappingProxyType({}),
 ) -> LoadedPair:
     """Load the models, and measure what was not given; see :func:`edge_spec.load`.
 
     Args:
         bundle: the validated bundle.
         providers: execution providers, the one that does the work first.
-        configuration: what the memory plan decided.
+        configurations: what the memory plan decided; where that is several, which differ in what the draft runs on,
+            the one whose draft is faster is taken.
         threads: CPU threads.
         exactness: what is owed.
         calibration: what calls cost here, if it is known.
         progress: told what is being measured.
+        device_taken: tells the bytes that are taken of a GPU's own memory.
+        arena_limits: most bytes of the arenas of ``"target"`` and ``"draft"`` on a GPU, where the plan has limits.
 
     Raises:
         BundleError: ONNX Runtime refuses a graph, or the bundle was made for another processor.
         ProviderError: the wanted exactness cannot be had.
     """
     manifest = bundle.manifest
-    _require_exact_integers(bundle)
+    first = configurations[0]
+    _require_exact_integers(bundle, any(choice.draft_device == "cpu" for choice in configurations))
     for lack in settings_for(providers).lacks:
         _LOG.warning("not on this device: %s", lack)
     notes = MemoryNotes()
@@ -90,7 +103,7 @@ def load_pair(
         tokenizer = TextTokenizer(bundle.tokenizer_path)
         give_back()
     draft_tokenizer, draft_vocabulary = None, WHOLE
-    if configuration.draft:
+    if first.draft:
         draft_vocabulary = read_draft_vocabulary(bundle)
         if manifest.draft_vocabulary is not None and manifest.draft_vocabulary.reads == "own tokens":
             draft_tokenizer = TextTokenizer(bundle.path / DRAFT_TOKENIZER)
@@ -104,12 +117,14 @@ def load_pair(
         own = record.graphs[0].via == "native"
         longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
         is_target = record is manifest.target
-        settings = settings_for(providers)
+        on_gpu = manifest.device_of(record) == "cuda"
+        runs_on = list(providers) if on_gpu or manifest.device == "cpu" else [_CPU_PROVIDER]
+        settings = settings_for(runs_on, arena_limits.get("target" if is_target else "draft"))
         if not is_target:  # a draft writes chains
             settings = replace(settings, tree_graph=False)
-        with notes.of("target_weights" if is_target else "draft_weights"):
+        with notes.of(_part(record, manifest), device_taken if on_gpu else None):
             loaded = Model(
-                bundle, record, providers, min(context, longest), exact_rows, threads, fixed_rows, kv, settings
+                bundle, record, runs_on, min(context, longest), exact_rows, threads, fixed_rows, kv, settings
             )
             give_back()
         capture(loaded, last_row=not is_target)
@@ -118,59 +133,62 @@ def load_pair(
         return loaded
 
     def target_of(fixed_rows: int | None) -> Model:
-        return model(manifest.target, configuration.context, configuration.target_kv, True, fixed_rows)
+        return model(manifest.target, first.context, first.target_kv, True, fixed_rows)
 
     target, level = load_at_level(target_of, exactness, manifest.vocab_size)
-    draft, load_draft, draft_load_seconds = None, None, 0.0
-    if manifest.draft is not None and configuration.draft:
-        load_draft = partial(model, manifest.draft, configuration.draft_window, configuration.draft_kv, False)
-        started = perf_counter()
-        draft = load_draft()
-        draft_load_seconds = perf_counter() - started
-    write_profile(manifest, notes.profile())
+    drafts = _Drafts(manifest, model)
     if isinstance(calibration, Calibration):
+        configuration = first
         calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
     else:
-        key = {
-            "bundle": manifest.digest,
-            "machine": machine(),
-            "provider": providers[0],
-            "threads": threads,
-            "context": target.context,
-            "widest": configuration.widest,
-            "draft": draft is not None,
-            "draft_window": configuration.draft_window,
-            "target_kv": configuration.target_kv,
-            "draft_kv": configuration.draft_kv,
-            "fixed_rows": target.fixed_rows,
-            "onnxruntime": import_onnxruntime().__version__,
-        }
         text = tokenizer.encode(TEXT)
         draft_text = None if draft_tokenizer is None else _known(draft_tokenizer.encode(TEXT), manifest)
-        calibration = load_or_calibrate(
-            key,
-            lambda: calibrate(
+
+        def measured(choice: Configuration) -> Calibration:
+            return calibrate(
                 target,
-                draft,
+                drafts.load(choice),
                 text,
                 progress,
-                most_rows=1 + configuration.widest,
+                most_rows=1 + choice.widest,
                 vocabulary=draft_vocabulary,
                 draft_tokens=draft_text,
-            ),
-            default_folder(),
-            fresh=calibration == "fresh",
-        )
+            )
+
+        calibrations = []
+        for choice in configurations:
+            key = {
+                "bundle": manifest.digest,
+                "machine": machine(on_gpu=providers[0] != _CPU_PROVIDER),
+                "provider": providers[0],
+                "threads": threads,
+                "context": target.context,
+                "widest": choice.widest,
+                "draft": choice.draft_device,
+                "draft_window": choice.draft_window,
+                "target_kv": choice.target_kv,
+                "draft_kv": choice.draft_kv,
+                "fixed_rows": target.fixed_rows,
+                "onnxruntime": import_onnxruntime().__version__,
+            }
+            calibrations.append(
+                load_or_calibrate(key, partial(measured, choice), default_folder(), fresh=calibration == "fresh")
+            )
+        chosen = _faster(calibrations)
+        configuration, calibration = configurations[chosen], calibrations[chosen]
+    draft = drafts.load(configuration)
+    write_profile(manifest, notes.profile())
     # What was measured with is not the size of what comes.
     for loaded in (target, draft):
         if loaded is not None:
             loaded.shrink(loaded.cache)
     give_back()
     return LoadedPair(
+        configuration,
         target,
         draft,
-        load_draft,
-        draft_load_seconds,
+        drafts.loader(configuration),
+        drafts.seconds,
         tokenizer,
         draft_tokenizer,
         draft_vocabulary,
@@ -179,17 +197,64 @@ def load_pair(
     )
 
 
+class _Drafts:
+    """Loads the draft for one device or another, one at a time: both might not fit the memory."""
+
+    def __init__(self, manifest: Manifest, model: Callable[[ModelRecord, int, CacheType, bool], Model]) -> None:
+        self._manifest = manifest
+        self._model = model
+        self._loaded: dict[Device, Model] = {}
+        self.seconds = 0.0
+
+    def loader(self, choice: Configuration) -> Callable[[], Model] | None:
+        """What loads the draft of a configuration; ``None`` if that has none."""
+        if choice.draft_device is None:
+            return None
+        record = self._manifest.drafts[choice.draft_device]
+        return partial(self._model, record, choice.draft_window, choice.draft_kv, False)
+
+    def load(self, choice: Configuration) -> Model | None:
+        """The draft of a configuration, loaded unless it is there; ``seconds`` then tells how long that took."""
+        device, load = choice.draft_device, self.loader(choice)
+        if device is None or load is None:
+            return None
+        if device not in self._loaded:
+            self._loaded.clear()
+            give_back()
+            started = perf_counter()
+            self._loaded[device] = load()
+            self.seconds = perf_counter() - started
+        return self._loaded[device]
+
+
+def _faster(calibrations: Sequence[Calibration]) -> int:
+    """Which calibration's draft takes less time for a token; the first where they are alike."""
+    if len(calibrations) == 1:
+        return 0
+    seconds = [calibration.costs.draft(_USUAL_PAST, 1) for calibration in calibrations]
+    return seconds.index(min(seconds))
+
+
+def _part(record: ModelRecord, manifest: Manifest) -> str:
+    """By which name what loading a model takes is noted."""
+    if record is manifest.target:
+        return "target_weights"
+    return "cpu_draft_weights" if record is manifest.cpu_draft else "draft_weights"
+
+
 def _known(tokens: Sequence[int], manifest: Manifest) -> list[int]:
     """The tokens that the draft's embedding has, whatever its tokenizer says."""
     speech = manifest.draft_vocabulary
     return [token for token in tokens if speech is not None and token < speech.size]
 
 
-def _require_exact_integers(bundle: Bundle) -> None:
-    """Refuse int8 weights on a processor that would saturate their products."""
+def _require_exact_integers(bundle: Bundle, cpu_draft: bool) -> None:
+    """Refuse int8 weights of models for the CPU on a processor that would saturate their products."""
     manifest = bundle.manifest
-    models = [record for record in (manifest.target, manifest.draft) if record is not None]
-    if manifest.device != "cpu" or all(record.integer_weights != "int8" for record in models):
+    on_cpu = [record for record in manifest.models if manifest.device_of(record) == "cpu"]
+    if not cpu_draft:
+        on_cpu = [record for record in on_cpu if record is not manifest.cpu_draft]
+    if all(record.integer_weights != "int8" for record in on_cpu):
         return
     if integer_products_saturate():
         raise BundleError(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from edge_spec.errors import MemoryBudgetError, RequestError
-from edge_spec.manifest import CacheType, Manifest
+from edge_spec.errors import RequestError
+from edge_spec.manifest import CacheType, Device, Manifest
 from edge_spec.runtime.configuration import WIDEST, Configuration
 from edge_spec.runtime.memory_law import MemoryItem, memory_items
+from edge_spec.runtime.memory_plan import GivenUp, MemoryPlan, NextLarger, Pools, within
 from edge_spec.runtime.memory_profile import MemoryProfile
-from edge_spec.runtime.memory_table import describe_loss, describe_plan
 
 # Tokens of context where the caller does not say: the cache of a long one would not fit a small device.
 DEFAULT_CONTEXT = 4096
@@ -27,83 +27,10 @@ _WIDTHS = (WIDEST, 31, 15, 7)
 _WINDOWS = (2048, 1024, 512, 256)
 
 # What can be given up, the most valuable first, and so given up last. Everything but the target's keys and values in
-# int8 leaves the text as it is, and a shorter context leaves what fits it.
-_ORDER = ("context", "target_kv", "draft", "draft_kv", "draft_window", "widest", "conversations")
-
-
-@dataclass(frozen=True)
-class GivenUp:
-    """Something wished for that does not fit.
-
-    Attributes:
-        what: field of :class:`Configuration`.
-        wished, planned: its values.
-        missing_bytes: what the budget lacks to have this back, and nothing else.
-    """
-
-    what: str
-    wished: Any
-    planned: Any
-    missing_bytes: int
-
-    def __str__(self) -> str:
-        return describe_loss(self)
-
-
-@dataclass(frozen=True)
-class NextLarger:
-    """The smallest budget with a better plan.
-
-    Attributes:
-        budget_bytes: that budget.
-        configuration: what is planned with it.
-    """
-
-    budget_bytes: int
-    configuration: Configuration
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """How a pair is loaded, and what that takes.
-
-    Attributes:
-        configuration: what was decided.
-        items: what takes how much; their sum is ``total_bytes``.
-        total_bytes: the predicted peak of the whole process.
-        budget_bytes: what it had to stay within; ``None``: no limit.
-        given_up: what was wished for and does not fit, what is given up first being first.
-        next_larger: what a larger budget would bring; ``None`` where nothing was given up, or nothing fits.
-    """
-
-    configuration: Configuration
-    items: tuple[MemoryItem, ...]
-    total_bytes: int
-    budget_bytes: int | None
-    given_up: tuple[GivenUp, ...]
-    next_larger: NextLarger | None
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak stays within the budget."""
-        return self.budget_bytes is None or self.total_bytes <= self.budget_bytes
-
-    def require_fit(self) -> MemoryPlan:
-        """Return the plan itself. Raises MemoryBudgetError, with the table, if it does not fit its budget."""
-        if not self.fits:
-            raise MemoryBudgetError(
-                f"This bundle does not fit its memory budget; this is the least it takes:\n{self}\n"
-                "Give a larger budget, or a smaller context if you asked for one, free memory, or export the target "
-                "with a smaller recipe (--recipe int4)."
-            )
-        return self
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
-        return {"fits": self.fits, **asdict(self)}
-
-    def __str__(self) -> str:
-        return describe_plan(self)
+# int8 leaves the text as it is, and a shorter context leaves what fits it. A draft's place on the GPU is not given up
+# by steps that each take less memory: what it leaves there it takes on the host.
+_ORDER = ("context", "target_kv", "draft", "draft_device", "draft_kv", "draft_window", "widest", "conversations")
+_DEVICE = _ORDER.index("draft_device")
 
 
 def plan_memory(
@@ -113,17 +40,22 @@ def plan_memory(
     conversations: int = DEFAULT_CONVERSATIONS,
     kv_types: Mapping[str, Sequence[CacheType]] | None = None,
     profile: MemoryProfile | None = None,
+    pools: Pools | None = None,
+    host_budget: int | None = None,
 ) -> MemoryPlan:
     """Find the best configuration within a budget.
 
     Args:
         manifest: what the bundle says of itself.
-        budget: bytes of the whole process at its peak; ``None``: no limit.
+        budget: bytes of the whole process at its peak, or, beside a GPU with memory of its own, of what lies there;
+            ``None``: no limit.
         context: tokens of context that are insisted on; ``None``: 4096 or the model's limit, less if need be.
         conversations: wished number of texts of a whole context that can be kept at once.
-        kv_types: for ``"target"`` and ``"draft"``, how their graphs can store keys and values, the best first;
-            ``None``: in their own type only.
+        kv_types: for ``"target"``, ``"draft"`` and ``"cpu_draft"``, how their graphs can store keys and values, the
+            best first; ``None``: in their own type only.
         profile: what an earlier load measured here.
+        pools: what a bundle for CUDA is planned for; ``None``: a GPU that shares the machine's memory.
+        host_budget: most bytes on the host, beside a GPU with memory of its own; ``None``: no limit.
 
     Returns:
         The plan; where nothing fits, that of the smallest configuration.
@@ -131,7 +63,9 @@ def plan_memory(
     Raises:
         RequestError: an argument is out of range.
     """
-    return _Planner(manifest, _levels(manifest, context, conversations, kv_types), profile).plan(budget)
+    pools = "cpu" if manifest.device == "cpu" else pools or "unified"
+    levels = _levels(manifest, context, conversations, kv_types)
+    return _Planner(manifest, levels, profile, pools, host_budget if pools == "discrete" else None).plan(budget)
 
 
 def _levels(
@@ -139,93 +73,169 @@ def _levels(
     context: int | None,
     conversations: int,
     kv_types: Mapping[str, Sequence[CacheType]] | None,
-) -> dict[str, Sequence[Any]]:
-    """The values each part of a configuration can have, what is wished first."""
+) -> dict[Device, dict[str, Sequence[Any]]]:
+    """The values each part of a configuration can have, what is wished first, by what the draft runs on."""
     limit = manifest.context_length
     if context is not None and not 2 <= context <= limit:
         raise RequestError(f"context is {context}, expected 2 to {limit}, the limit of this bundle's target.")
     if not 1 <= conversations <= MOST_CONVERSATIONS:
         raise RequestError(f"conversations is {conversations}, expected 1 to {MOST_CONVERSATIONS:,}.")
-    own: CacheType = "float32" if manifest.device == "cpu" else "float16"
-    types = {"target": (own,), "draft": (own,), **(kv_types or {})}
     wished = min(DEFAULT_CONTEXT, limit) if context is None else context
-    return {
-        "context": (wished, *(() if context is not None else (size for size in _CONTEXTS if size < wished))),
-        "target_kv": tuple(types["target"]),
-        "draft": (False,) if manifest.draft is None else (True, False),
-        "draft_kv": tuple(types["draft"]),
-        "draft_window": (wished, *(size for size in _WINDOWS if size < wished)),
-        "widest": _WIDTHS,
-        "conversations": range(conversations, 0, -1),
-    }
+    devices: tuple[Device, ...] = tuple(manifest.drafts) or (manifest.device,)
+
+    def types(name: str, device: Device) -> Sequence[CacheType]:
+        own: CacheType = "float32" if device == "cpu" else "float16"
+        return tuple((kv_types or {}).get(name, (own,)))
+
+    def levels(device: Device) -> dict[str, Sequence[Any]]:
+        return {
+            "context": (wished, *(() if context is not None else (size for size in _CONTEXTS if size < wished))),
+            "target_kv": types("target", manifest.device),
+            "draft": (True, False) if manifest.drafts else (False,),
+            "draft_device": devices,
+            "draft_kv": types("draft" if device == manifest.device else "cpu_draft", device),
+            "draft_window": (wished, *(size for size in _WINDOWS if size < wished)),
+            "widest": _WIDTHS,
+            "conversations": range(conversations, 0, -1),
+        }
+
+    return {device: levels(device) for device in devices}
 
 
 class _Planner:
-    """Searches the levels. Every step down takes less memory, so it suffices to decide one part after the other."""
+    """Searches the levels, for each device that the draft can run on.
 
-    def __init__(self, manifest: Manifest, levels: Mapping[str, Sequence[Any]], profile: MemoryProfile | None) -> None:
+    Every other step down takes less memory of each kind, so it suffices to decide one part after the other.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        levels: Mapping[Device, Mapping[str, Sequence[Any]]],
+        profile: MemoryProfile | None,
+        pools: Pools,
+        host_budget: int | None,
+    ) -> None:
         self._manifest = manifest
-        self._levels = levels
+        self._levels = list(levels.values())
         self._profile = profile
+        self._pools = pools
+        self._host_budget = host_budget
 
     def plan(self, budget: int | None) -> MemoryPlan:
-        least = self._total(self._lowest())
-        # What loading takes for a moment leaves room for more than the least, even where that does not fit.
-        chosen = self._solve(budget if budget is None else max(budget, least))
+        found = self._solve_all(budget)
+        chosen = min(found, key=self._rank)
+        plan = self._plan(chosen, budget)
+        others = (other for other in found if other["draft_device"] > chosen["draft_device"])
+        alike = (other for other in others if self._rank(other)[:_DEVICE] == self._rank(chosen)[:_DEVICE])
+        if not plan.configuration.draft or not plan.fits or (other := next(alike, None)) is None:
+            return plan
+        on_cpu = self._plan(other, budget)
+        # That is chosen for its speed, and not for want of memory.
+        given_up = tuple(loss for loss in on_cpu.given_up if loss.what != "draft_device")
+        return replace(plan, on_cpu=replace(on_cpu, given_up=given_up, next_larger=None))
+
+    def _plan(self, chosen: dict[str, int], budget: int | None) -> MemoryPlan:
         configuration = self._configuration(chosen)
-        # A window no larger than the context is all that can be wished for.
-        wished = replace(self._configuration(dict.fromkeys(_ORDER, 0)), draft_window=configuration.context)
+        # What can be wished for on the same device, and a window no larger than the context.
+        best = self._configuration({**dict.fromkeys(_ORDER, 0), "draft_device": chosen["draft_device"]})
+        first = self._levels[0]["draft_device"][0]
+        wished = replace(best, draft_window=configuration.context, draft_device=first)
         items = self._items(configuration)
-        total = sum(item.bytes for item in items)
+        total, on_host = self._sums(items)
         given_up = []
         for part in reversed(_ORDER):
             if (had := getattr(wished, part)) == (has := getattr(configuration, part)) or (
                 part.startswith("draft_") and not configuration.draft
             ):
                 continue
-            back = self._total({**chosen, part: 0})
-            given_up.append(GivenUp(part, had, has, max(0, back - (budget or 0))))
-        next_larger = None if budget is None or least > budget else self._next_larger(chosen)
-        return MemoryPlan(configuration, items, total, budget, tuple(given_up), next_larger)
+            back, host_back = self._total({**chosen, part: 0})
+            missing, host_missing = _missing(back, budget or 0), _missing(host_back, self._host_budget)
+            given_up.append(GivenUp(part, had, has, missing, host_missing))
+        plan = MemoryPlan(
+            configuration, items, total, budget, tuple(given_up), None, self._pools, on_host, self._host_budget
+        )
+        return replace(plan, next_larger=self._next_larger(chosen)) if budget is not None and plan.fits else plan
 
     def _solve(self, budget: int | None) -> dict[str, int]:
+        """The best that fits; where nothing does, the least."""
+        return min(self._solve_all(budget), key=self._rank)
+
+    def _solve_all(self, budget: int | None) -> list[dict[str, int]]:
+        """The same for each device of the draft; those that fit, if there are any."""
+        solved = [self._solve_on(device, budget) for device in range(len(self._levels))]
+        fitting = [chosen for chosen in solved if self._fits(chosen, budget)]
+        return fitting or solved
+
+    def _solve_on(self, device: int, budget: int | None) -> dict[str, int]:
         """The first level of each part, the most valuable part first, with which what is left still fits."""
-        chosen = self._lowest()
+        chosen = self._lowest(device)
+        # What loading takes for a moment leaves room for more than the least, even where that does not fit.
+        least, host_least = self._total(chosen)
+        limit = None if budget is None else max(budget, least)
+        host_limit = None if self._host_budget is None else max(self._host_budget, host_least)
         for part in _ORDER:
+            if part == "draft_device":
+                continue
             levels = range(chosen[part])  # where none of them fits, the lowest stays
 
             def fits(level: int, part: str = part) -> bool:
-                return budget is None or self._total({**chosen, part: level}) <= budget
+                total, on_host = self._total({**chosen, part: level})
+                return within(total, limit) and within(on_host, host_limit)
 
             chosen[part] = bisect_left(levels, True, key=fits)
         return chosen
 
     def _next_larger(self, chosen: Mapping[str, int]) -> NextLarger | None:
         """A better plan differs first in some part, by one level at least, and leaves the rest as small as can be."""
-        totals = []
-        better = self._lowest()
-        for part in _ORDER:
-            if chosen[part] > 0:
-                totals.append(self._total({**better, part: chosen[part] - 1}))
-            better[part] = chosen[part]
-        own = self._total(chosen)
-        budgets = [total for total in totals if total > own]
-        if not budgets:
-            return None
-        budget = min(budgets)
-        return NextLarger(budget, self._configuration(self._solve(budget)))
+        budgets = set()
+        for device in range(len(self._levels)):
+            better = self._lowest(device)
+            for part in _ORDER:
+                if part == "draft_device":
+                    budgets.add(self._total(better)[0])
+                    continue
+                if chosen[part] > 0:
+                    budgets.add(self._total({**better, part: chosen[part] - 1})[0])
+                better[part] = chosen[part]
+        own = self._total(chosen)[0]
+        for budget in sorted(budgets):
+            if budget > own and self._rank(solved := self._solve(budget)) < self._rank(chosen):
+                return NextLarger(budget, self._configuration(solved))
+        return None
 
-    def _lowest(self) -> dict[str, int]:
-        return {part: len(self._levels[part]) - 1 for part in _ORDER}
+    def _lowest(self, device: int) -> dict[str, int]:
+        return {part: device if part == "draft_device" else len(self._levels[device][part]) - 1 for part in _ORDER}
+
+    def _rank(self, chosen: Mapping[str, int]) -> tuple[int, ...]:
+        """What comes first is better. Without a draft, nothing about it counts."""
+        has_draft = self._configuration(chosen).draft
+        return tuple(0 if part.startswith("draft_") and not has_draft else chosen[part] for part in _ORDER)
 
     def _configuration(self, chosen: Mapping[str, int]) -> Configuration:
-        values = {part: self._levels[part][level] for part, level in chosen.items()}
+        levels = self._levels[chosen["draft_device"]]
+        values = {part: levels[part][min(level, len(levels[part]) - 1)] for part, level in chosen.items()}
         configuration = Configuration(**values)
-        window = min(configuration.draft_window, configuration.context) if configuration.draft else 0
-        return replace(configuration, draft_window=window)
+        if not configuration.draft:
+            return replace(configuration, draft_device=None, draft_window=0)
+        return replace(configuration, draft_window=min(configuration.draft_window, configuration.context))
 
     def _items(self, configuration: Configuration) -> tuple[MemoryItem, ...]:
         return memory_items(self._manifest, configuration, self._profile)
 
-    def _total(self, chosen: Mapping[str, int]) -> int:
-        return sum(item.bytes for item in self._items(self._configuration(chosen)))
+    def _fits(self, chosen: Mapping[str, int], budget: int | None) -> bool:
+        total, on_host = self._total(chosen)
+        return within(total, budget) and within(on_host, self._host_budget)
+
+    def _total(self, chosen: Mapping[str, int]) -> tuple[int, int]:
+        return self._sums(self._items(self._configuration(chosen)))
+
+    def _sums(self, items: Sequence[MemoryItem]) -> tuple[int, int]:
+        """Bytes that the budget is about, and those of the host if that is something else."""
+        total = sum(item.bytes for item in items)
+        on_host = sum(item.bytes for item in items if item.place == "host") if self._pools == "discrete" else 0
+        return total - on_host, on_host
+
+
+def _missing(size: int, limit: int | None) -> int:
+    return 0 if limit is None else max(0, size - limit)

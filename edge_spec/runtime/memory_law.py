@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, exp
 from typing import Literal
 
 from edge_spec.manifest import DRAFT_TOKENIZER, TOKENIZER, CacheType, Manifest, ModelRecord
@@ -15,9 +13,13 @@ from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.memory_profile import MemoryProfile
 from edge_spec.runtime.model import PREFILL_ROWS
-from edge_spec.runtime.optimum_law import packed_bytes, session_bytes, uses_optimum, workspace_bytes
+from edge_spec.runtime.optimum_law import session_bytes, uses_optimum, workspace_bytes
+from edge_spec.runtime.weight_law import Weights, weights_of
 
 Basis = Literal["exact", "law", "measured"]
+
+# Whose memory something lies in: the process's, or a GPU's.
+Place = Literal["host", "device"]
 
 _MIB = 1 << 20
 _KV_BYTES: dict[CacheType, int] = {"float32": 4, "float16": 2, "int8": 1}
@@ -35,24 +37,22 @@ _LOADING_SLACK = 18 * _MIB
 # A part that took less or more than these shares of what the law says was not alone: the app's other threads, or what
 # was freed before, had a part in it.
 _LEAST_SHARE, _MOST_SHARE = 0.5, 2.0
-# CUDA's context, libraries and kernels, where the graphs run on a GPU.
-_CUDA = 600 * _MIB
+# Where the graphs run on a GPU: its libraries, which the process has open, and the context with the kernels on the
+# device. Estimates.
+_CUDA_LIBRARIES, _CUDA_CONTEXT = 300 * _MIB, 300 * _MIB
 
 # Values of each row that live at once in one layer, for every column of the gate and up projections, and of the hidden
 # state.
 _MLP_COLUMNS, _HIDDEN_COLUMNS = 3.6, 8.0
 # Copies that the w8a8 kernel makes of the logits besides the result itself.
 _W8A8_LOGITS = 2.05
+# Copies of logits and of attention's scores on a GPU, of 4 bytes each: in half precision and as they leave the graph.
+_GPU_LOGITS, _GPU_SCORES = 1.5, 1.5
 # Rows as the target leaves them, as a request's penalties and masks do, and as the laws that tokens are sampled from.
 _TARGET_LOGITS = 3
 
 # Bytes of the suffix drafter for each token of the text, with 3 states for 2 tokens; lists of tokens are in there.
 _SUFFIX_TOKEN = 560
-
-# Different tokens in a text of n: HEAPS * n ** EXPONENT, measured on chats, prose and code. Their rows of the embedding
-# are read from the file, page by page.
-_HEAPS, _EXPONENT = 6.5, 0.63
-_PAGE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -64,40 +64,38 @@ class MemoryItem:
         bytes: how many.
         basis: ``"exact"`` follows from sizes; ``"law"`` from constants measured elsewhere; ``"measured"`` here, at an
             earlier load.
+        place: ``"device"`` is a GPU's memory, which may be the machine's own.
     """
 
     name: str
     bytes: int
     basis: Basis
+    place: Place = "host"
 
 
 @dataclass(frozen=True)
-class _Matrix:
-    """So many matrices of a model are stored alike."""
-
-    count: int
-    inputs: int
-    outputs: int
-    storage: str
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """Bytes of a model's weights.
+class _Loaded:
+    """A model of the pair, and what it takes.
 
     Attributes:
-        packed: the matrices, once loaded.
-        touched: what generating reads of the mapped file besides.
-        transient: the largest matrix, which lies there twice while it is packed.
+        role: by which items are named.
+        weights: with ``basis`` telling what they are known from.
+        session: bytes of its session beyond those of one with few nodes.
+        workspace: what its session's arena grows to.
+        place: where weights, keys and values, and workspace lie.
     """
 
-    packed: int = 0
-    touched: int = 0
-    transient: int = 0
+    role: str
+    weights: Weights
+    basis: Basis
+    kv_bytes: int
+    session: int
+    workspace: int
+    place: Place
 
     @property
-    def resident(self) -> int:
-        return self.packed + self.touched
+    def packed_on_host(self) -> int:
+        return self.weights.packed if self.place == "host" else 0
 
 
 def memory_items(
@@ -113,57 +111,44 @@ def memory_items(
     Returns:
         The items, whose sum is the peak: while generating to the full context, or while loading if that takes more.
     """
-    target, draft = manifest.target, manifest.draft if configuration.draft else None
+    target, draft = manifest.target, _draft(manifest, configuration)
     measured = _plausible(profile or MemoryProfile(), manifest)
-    on_gpu = manifest.device == "cuda"
-
-    def weights(model: ModelRecord, tokens: int, known: int | None) -> _Weights:
-        by_law = _weights(model, manifest, tokens)
-        session = _SESSION + session_bytes(model, manifest)
-        return by_law if known is None else replace(by_law, packed=max(0, known - session))
-
+    models = [_load(manifest, target, configuration, "target", measured.target_weights)]
+    if draft is not None:
+        known = measured.draft_weights if draft is manifest.draft else measured.cpu_draft_weights
+        models.append(_load(manifest, draft, configuration, "draft", known))
     reading = manifest.files[TOKENIZER].bytes
     draft_reading = manifest.files[DRAFT_TOKENIZER].bytes if draft and DRAFT_TOKENIZER in manifest.files else 0
-    target_weights = weights(target, configuration.context, measured.target_weights)
     libraries = MemoryItem("libraries", _LIBRARIES, "law")
     tokenizer = MemoryItem("tokenizer", *_known(measured.tokenizer, _tokenizer(manifest)))
-    items = [
-        libraries,
-        tokenizer,
-        MemoryItem("target weights", target_weights.resident, _basis(measured.target_weights)),
-        MemoryItem("target KV cache", target_kv_bytes(manifest, configuration), "exact"),
-    ]
-    if draft_reading:
-        items.append(MemoryItem("draft tokenizer", int(_EMPTY_TOKENIZER + _TOKENIZER * draft_reading), "law"))
-    draft_weights = _Weights()
+    items = [libraries, tokenizer]
+    for model in models:
+        if model.role == "draft" and draft_reading:
+            items.append(MemoryItem("draft tokenizer", int(_EMPTY_TOKENIZER + _TOKENIZER * draft_reading), "law"))
+        items.append(MemoryItem(f"{model.role} weights", model.weights.resident, model.basis, model.place))
+        items.append(MemoryItem(f"{model.role} KV cache", model.kv_bytes, "exact", model.place))
     logits = _TARGET_LOGITS * (configuration.widest + 1) * target.architecture.logits_size * 4
-    workspace = _workspace(target, configuration.context, configuration.widest + 1, on_gpu)
-    if draft is not None:
-        draft_weights = weights(draft, configuration.draft_window, measured.draft_weights)
-        items += [
-            MemoryItem("draft weights", draft_weights.resident, _basis(measured.draft_weights)),
-            MemoryItem("draft KV cache", draft_kv_bytes(manifest, configuration), "exact"),
-        ]
-        logits += COMPARED_ROWS * draft.architecture.logits_size * 4
-        workspace += _workspace(draft, configuration.draft_window, 1, on_gpu)
-    sessions = 1 if draft is None else 2
-    nodes = sum(session_bytes(model, manifest) for model in (target, draft) if model is not None)
-    provider = MemoryItem("provider", sessions * _SESSION + nodes + (_CUDA if on_gpu else 0), "law")
-    items += [
-        MemoryItem("logits and laws", logits, "exact"),
-        MemoryItem("drafters' tables", _tables(configuration.context), "law"),
-        MemoryItem("workspace", workspace, "law"),
-        provider,
-    ]
-    running = sum(item.bytes for item in items)
-    loaded = libraries.bytes + provider.bytes + tokenizer.bytes + target_weights.packed
-    loading = max(
+    logits += 0 if draft is None else COMPARED_ROWS * draft.architecture.logits_size * 4
+    items.append(MemoryItem("logits and laws", logits, "exact"))
+    items.append(MemoryItem("drafters' tables", _tables(configuration.context), "law"))
+    if manifest.device == "cpu":
+        items.append(MemoryItem("workspace", sum(model.workspace for model in models), "law"))
+    else:
+        items += [MemoryItem(f"{model.role} workspace", model.workspace, "law", model.place) for model in models]
+        items.append(MemoryItem("CUDA context", _CUDA_CONTEXT, "law", "device"))
+    sessions = len(models) * _SESSION + sum(model.session for model in models)
+    provider = MemoryItem("provider", sessions + (_CUDA_LIBRARIES if manifest.device == "cuda" else 0), "law")
+    items.append(provider)
+    # On the device, nothing is there while loading that does not stay.
+    running = sum(item.bytes for item in items if item.place == "host")
+    loaded = libraries.bytes + provider.bytes + tokenizer.bytes + models[0].packed_on_host
+    peaks = [
         libraries.bytes + int(_TOKENIZER_READING * reading),
         libraries.bytes + tokenizer.bytes + int(_TOKENIZER_READING * draft_reading),
-        loaded + target_weights.transient + _LOADING_SLACK,
-        loaded + draft_weights.packed + draft_weights.transient + _LOADING_SLACK,
-    )
-    return (*items, MemoryItem("loading", max(0, loading - running), "law"))
+        loaded + models[0].weights.transient + _LOADING_SLACK,
+    ]
+    peaks += [loaded + model.packed_on_host + model.weights.transient + _LOADING_SLACK for model in models[1:]]
+    return (*items, MemoryItem("loading", max(0, max(peaks) - running), "law"))
 
 
 def target_kv_bytes(manifest: Manifest, configuration: Configuration) -> int:
@@ -174,9 +159,34 @@ def target_kv_bytes(manifest: Manifest, configuration: Configuration) -> int:
 
 def draft_kv_bytes(manifest: Manifest, configuration: Configuration) -> int:
     """Bytes of the draft's cache, when full; 0 without a draft."""
-    if manifest.draft is None or not configuration.draft:
-        return 0
-    return _kv(manifest.draft, configuration.draft_window, configuration.draft_kv)
+    draft = _draft(manifest, configuration)
+    return 0 if draft is None else _kv(draft, configuration.draft_window, configuration.draft_kv)
+
+
+def _draft(manifest: Manifest, configuration: Configuration) -> ModelRecord | None:
+    """The draft that a configuration loads."""
+    return None if configuration.draft_device is None else manifest.drafts[configuration.draft_device]
+
+
+def _load(
+    manifest: Manifest, model: ModelRecord, configuration: Configuration, role: str, measured: int | None
+) -> _Loaded:
+    is_target = role == "target"
+    tokens = configuration.context if is_target else configuration.draft_window
+    on_gpu = manifest.device_of(model) == "cuda"
+    weights = weights_of(model, manifest, tokens)
+    session = session_bytes(model, manifest)
+    if measured is not None:
+        weights = replace(weights, packed=max(0, measured - (0 if on_gpu else _SESSION + session)))
+    return _Loaded(
+        role,
+        weights,
+        "law" if measured is None else "measured",
+        target_kv_bytes(manifest, configuration) if is_target else draft_kv_bytes(manifest, configuration),
+        session,
+        _workspace(model, tokens, configuration.widest + 1 if is_target else 1, on_gpu),
+        "device" if on_gpu else "host",
+    )
 
 
 def _kv(model: ModelRecord, slots: int, kind: CacheType) -> int:
@@ -195,14 +205,15 @@ def _plausible(profile: MemoryProfile, manifest: Manifest) -> MemoryProfile:
     def model(known: int | None, record: ModelRecord | None) -> int | None:
         if record is None:
             return None
-        by_law = _weights(record, manifest, 0).packed + _SESSION + session_bytes(record, manifest)
-        return plausible(known, by_law)
+        session = 0 if manifest.device_of(record) == "cuda" else _SESSION + session_bytes(record, manifest)
+        return plausible(known, weights_of(record, manifest, 0).packed + session)
 
     return replace(
         profile,
         tokenizer=plausible(profile.tokenizer, _tokenizer(manifest)),
         target_weights=model(profile.target_weights, manifest.target),
         draft_weights=model(profile.draft_weights, manifest.draft),
+        cpu_draft_weights=model(profile.cpu_draft_weights, manifest.cpu_draft),
     )
 
 
@@ -214,78 +225,6 @@ def _known(measured: int | None, law: float) -> tuple[int, Basis]:
     return (int(law), "law") if measured is None else (measured, "measured")
 
 
-def _basis(measured: int | None) -> Basis:
-    return "law" if measured is None else "measured"
-
-
-def _matrices(model: ModelRecord) -> Iterator[_Matrix]:
-    facts, recipe = model.architecture, model.recipe
-    attended = facts.heads * facts.head_size
-    layers = facts.layers
-    yield _Matrix(layers, facts.hidden_size, attended + 2 * facts.kv_heads * facts.head_size, str(recipe["attention"]))
-    yield _Matrix(layers, attended, facts.hidden_size, str(recipe["attention"]))
-    yield _Matrix(layers, facts.hidden_size, 2 * facts.intermediate_size, str(recipe["mlp_up"]))
-    yield _Matrix(layers, facts.intermediate_size, facts.hidden_size, str(recipe["mlp_down"]))
-    yield _Matrix(1, facts.hidden_size, facts.logits_size, str(recipe["lm_head"]))
-
-
-def _weights(model: ModelRecord, manifest: Manifest, tokens: int) -> _Weights:
-    """Matrices as the kernels have packed them, and what is read of the mapped file besides."""
-    block = int(model.recipe.get("block_size", 32))
-    facts = model.architecture
-    if uses_optimum(model):
-        packed, largest = packed_bytes(model, manifest)
-        return _Weights(packed, _embedding(model, tokens, block), largest)
-    on_gpu = manifest.device == "cuda"
-    total, largest = 0, 0
-    for matrix in _matrices(model):
-        packed, original = _packed(matrix, block, on_gpu)
-        total += matrix.count * packed
-        largest = max(largest, original)
-    vectors = facts.layers * (4 * facts.hidden_size + 2 * facts.intermediate_size) * 4
-    rotary = tokens * sum(rope.size for rope in facts.ropes) * 4
-    return _Weights(total, vectors + rotary + _embedding(model, tokens, block), largest)
-
-
-def _packed(matrix: _Matrix, block: int, on_gpu: bool) -> tuple[int, int]:
-    """Bytes of a matrix in its kernel's own order, and of the original that lies beside it meanwhile."""
-    count = matrix.inputs * matrix.outputs
-    if matrix.storage == "w8a8":
-        return count + 8 * matrix.outputs, count
-    if matrix.storage == "int4":
-        blocks = ceil(matrix.inputs / block)
-        integers, scales = matrix.outputs * blocks * block // 2, 4 * matrix.outputs * blocks
-        if on_gpu:
-            return integers + scales // 2, integers
-        # Scales and sums of each block are packed with the integers, and what those were made of stays mapped.
-        zero_points = matrix.outputs * ceil(blocks / 2)
-        return integers + 3 * scales + zero_points, integers
-    if on_gpu and matrix.storage == "fp16":
-        return 2 * count, 2 * count
-    return 4 * count, 4 * count  # on CPU fp16 is widened
-
-
-def _embedding(model: ModelRecord, tokens: int, block: int) -> int:
-    """Bytes that a text of so many tokens reads of the mapped embedding."""
-    facts = model.architecture
-    storage = str(model.recipe["embedding"])
-    parts = {
-        "fp32": (4.0,),
-        "fp16": (2.0,),
-        "int8": (1.0, 4 / 32),
-        "int4": (0.5, 4 / block, 0.5 / block),
-    }[storage]
-    rows = facts.readable_ids
-    distinct = min(_HEAPS * tokens**_EXPONENT, rows)
-    touched = 0.0
-    for width in parts:
-        row = facts.hidden_size * width
-        pages = rows * row / _PAGE
-        # A row that does not begin with a page reaches into one more.
-        touched += pages * _PAGE * (1 - exp(-distinct * (row / _PAGE + 1) / pages))
-    return int(touched)
-
-
 def _workspace(model: ModelRecord, context: int, logits_rows: int, on_gpu: bool) -> int:
     """What the session's arena grows to: a prefill chunk's values, or the copies of a round's logits."""
     facts = model.architecture
@@ -293,6 +232,11 @@ def _workspace(model: ModelRecord, context: int, logits_rows: int, on_gpu: bool)
     values = _MLP_COLUMNS * 2 * facts.intermediate_size + _HIDDEN_COLUMNS * facts.hidden_size
     chunk = PREFILL_ROWS * item * (values + 2 * context)
     copies = _W8A8_LOGITS if model.recipe["lm_head"] == "w8a8" else 0.0
+    if on_gpu:
+        # Twice, since trees, and drafting several tokens at once, have sessions of their own. With a bias, attention
+        # makes scores of every row and token of the context.
+        chunk = 2 * chunk + _GPU_SCORES * PREFILL_ROWS * facts.heads * context * 4
+        copies = _GPU_LOGITS
     if uses_optimum(model):
         chunk += workspace_bytes(model, context)
     return int(max(chunk, copies * logits_rows * facts.logits_size * 4))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -30,11 +30,15 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Bytes that became resident while each part was loaded, a model's session included; ``None``: not measured."""
+    """Bytes that each part took while it was loaded, a model's session included; ``None``: not measured.
+
+    Of a model on a GPU with memory of its own, these are the bytes that it took there.
+    """
 
     tokenizer: int | None = None
     target_weights: int | None = None
     draft_weights: int | None = None
+    cpu_draft_weights: int | None = None
 
 
 class MemoryNotes:
@@ -44,12 +48,18 @@ class MemoryNotes:
         self._sizes: dict[str, int] = {}
 
     @contextmanager
-    def of(self, part: str) -> Iterator[None]:
-        """Note what is resident afterwards and was not before as a field of the profile."""
+    def of(self, part: str, taken: Callable[[], int | None] | None = None) -> Iterator[None]:
+        """Note what is taken afterwards and was not before as a field of the profile.
+
+        Args:
+            part: that field.
+            taken: tells the bytes that are; by default those that this process has resident.
+        """
+        taken = taken or resident_memory
         give_back()  # or the part might move into what an earlier one has left, and seem to take nothing
-        before = resident_memory()
+        before = taken()
         yield
-        after = resident_memory()
+        after = taken()
         if before is not None and after is not None and after > before:
             self._sizes[part] = after - before
 

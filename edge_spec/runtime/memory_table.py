@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.byte_size import size_text
 from edge_spec.runtime.configuration import Configuration
 
 if TYPE_CHECKING:
-    from edge_spec.runtime.memory import GivenUp, MemoryPlan
+    from edge_spec.runtime.memory_law import MemoryItem
+    from edge_spec.runtime.memory_plan import GivenUp, MemoryPlan
 
 _BAR = 24
 _LABEL, _SIZE = 18, 10
@@ -19,10 +20,15 @@ _WORDS = {
     "context": "tokens of context",
     "target_kv": "target's keys and values",
     "draft": "draft model",
+    "draft_device": "draft model's device",
     "draft_kv": "draft's keys and values",
     "draft_window": "tokens of the draft's window",
     "widest": "draft tokens of a round",
     "conversations": "conversations kept",
+}
+_POOLS = {
+    "unified": "for a GPU that shares the machine's memory, which counts once (Jetson)",
+    "discrete": "for a GPU with memory of its own; the budget is about that, and what lies on the host is beside it",
 }
 # What giving something up means for the text: everything else costs speed alone.
 _REMARKS = {
@@ -34,15 +40,10 @@ _REMARKS = {
 def describe_plan(plan: MemoryPlan) -> str:
     """Return the items with their shares, the configuration, what was given up and what more memory would bring."""
     lines = [_summary(plan), ""]
-    most = max(item.bytes for item in plan.items)
-    for item in plan.items:
-        if item.bytes:
-            bar = "█" * max(1, round(_BAR * item.bytes / most))
-            share = f"{item.bytes / plan.total_bytes:4.0%}"
-            lines.append(
-                f"  {item.name:<{_LABEL}}{size_text(item.bytes):>{_SIZE}} {share}  {bar:<{_BAR}}  {_BASES[item.basis]}"
-            )
-    lines += [f"  {'peak':<{_LABEL}}{size_text(plan.total_bytes):>{_SIZE}} 100%", "", describe_configuration(plan)]
+    lines += _rows(plan)
+    lines += ["", describe_configuration(plan)]
+    if plan.on_cpu is not None:
+        lines += ["", f"as well possible, and taken if it is faster here: {describe_configuration(plan.on_cpu)}"]
     if plan.given_up:
         lines += ["", "given up, the least missed first:", *(f"  {loss}" for loss in plan.given_up)]
     if plan.next_larger is not None:
@@ -51,12 +52,36 @@ def describe_plan(plan: MemoryPlan) -> str:
     return "\n".join(lines)
 
 
+def _rows(plan: MemoryPlan) -> Iterator[str]:
+    """A line for each item, and below those of each pool its peak."""
+    if plan.pools == "discrete":
+        on_host = [item for item in plan.items if item.place == "host"]
+        yield from _pool(plan.budgeted, "on the GPU", plan.total_bytes)
+        yield ""
+        yield from _pool(on_host, "on the host", plan.host_bytes)
+    else:
+        yield from _pool(plan.items, "peak", plan.total_bytes, shown=plan.pools == "unified")
+
+
+def _pool(items: Sequence[MemoryItem], name: str, total: int, shown: bool = False) -> Iterator[str]:
+    most = max(item.bytes for item in items)
+    for item in items:
+        if item.bytes:
+            bar = "█" * max(1, round(_BAR * item.bytes / most))
+            place = f" {item.place:<6}" if shown else ""
+            yield (
+                f"  {item.name:<{_LABEL}}{size_text(item.bytes):>{_SIZE}} {item.bytes / total:4.0%} {place} "
+                f"{bar:<{_BAR}}  {_BASES[item.basis]}"
+            )
+    yield f"  {name:<{_LABEL}}{size_text(total):>{_SIZE}} 100%"
+
+
 def describe_configuration(plan: MemoryPlan) -> str:
     """Return what the plan decides, in one line."""
     has = plan.configuration
-    draft = (
-        f"draft model with a window of {has.draft_window:,} tokens in {has.draft_kv}" if has.draft else "no draft model"
-    )
+    where = " on the CPU" if has.draft_device == "cpu" and plan.pools != "cpu" else ""
+    draft = f"draft model{where} with a window of {has.draft_window:,} tokens in {has.draft_kv}"
+    draft = draft if has.draft else "no draft model"
     texts = "1 conversation" if has.conversations == 1 else f"{has.conversations} conversations"
     return (
         f"{has.context:,} tokens of context, {texts}, keys and values in {has.target_kv}; "
@@ -65,11 +90,23 @@ def describe_configuration(plan: MemoryPlan) -> str:
 
 
 def _summary(plan: MemoryPlan) -> str:
+    if plan.pools == "cpu":
+        return _against_budget(plan)
+    host = ""
+    if plan.host_bytes:
+        limit = plan.host_budget_bytes
+        host = f"; {size_text(plan.host_bytes)} on the host"
+        if limit is not None:
+            host += f"{', of' if plan.host_bytes <= limit else ' do not fit its'} {size_text(limit)}"
+    return f"{_against_budget(plan)}{host}\nplanned {_POOLS[plan.pools]}"
+
+
+def _against_budget(plan: MemoryPlan) -> str:
     total = size_text(plan.total_bytes)
     if plan.budget_bytes is None:
         return f"{total} at the peak; no limit was given"
     budget = size_text(plan.budget_bytes)
-    if not plan.fits:
+    if plan.total_bytes > plan.budget_bytes:
         return f"{size_text(plan.total_bytes, up=True)} at the peak do not fit a budget of {budget}"
     return f"{total} at the peak, of a budget of {budget} ({plan.total_bytes / plan.budget_bytes:.0%})"
 
@@ -79,6 +116,8 @@ def describe_loss(given_up: GivenUp) -> str:
     missing = (
         f"lacks {size_text(given_up.missing_bytes)}" if given_up.missing_bytes else "lacks what is listed below it"
     )
+    if given_up.host_missing_bytes:
+        missing += f" and the host {size_text(given_up.host_missing_bytes)}"
     remark = f"; {_REMARKS[given_up.what]}" if given_up.what in _REMARKS else ""
     change = "" if given_up.what == "draft" else f" {_value(given_up.wished)} -> {_value(given_up.planned)}"
     return f"{_WORDS[given_up.what]}{change}: the budget {missing}{remark}"
@@ -90,9 +129,13 @@ def _brought(now: Configuration, then: Configuration) -> Iterator[str]:
         had, has = getattr(now, what), getattr(then, what)
         if had == has or (what.startswith("draft_") and not (now.draft and then.draft)):
             continue
+        if what == "draft_kv" and now.draft_device != then.draft_device:
+            continue
         if what == "draft":
             window = f" with a window of {then.draft_window:,} tokens" if has else ""
             yield f"{'a' if has else 'no'} {words}{window}"
+        elif what == "draft_device":
+            yield f"the draft model on the {'GPU' if has == 'cuda' else 'CPU'}"
         else:
             yield f"{_value(has)} {words}" if isinstance(has, int) else f"{words} in {has}"
 

@@ -31,6 +31,7 @@ class Sheddable:
         cost_bytes: tells what taking it back would take; 0 if nothing of it is missing.
         admit: takes it back.
         pays: told how many tokens the text may still grow by, whether taking it back is worth its time.
+        place: ``"device"`` if its memory is a GPU's.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Sheddable:
     cost_bytes: Callable[[], int] = lambda: 0
     admit: Callable[[], None] = lambda: None
     pays: Callable[[int], bool] = lambda tokens: True
+    place: Literal["host", "device"] = "host"
 
 
 @dataclass(frozen=True)

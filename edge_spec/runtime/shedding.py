@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from edge_spec.runtime.cache_pool import CachePool
 from edge_spec.runtime.drafter_pool import DrafterPool
@@ -10,7 +11,7 @@ from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.loaded_pair import LoadedPair
-from edge_spec.runtime.memory import MemoryPlan
+from edge_spec.runtime.memory_plan import MemoryPlan
 from edge_spec.runtime.pressure import Sheddable
 
 # A draft's cache under pressure: enough for its sinks and for what its next tokens depend on most.
@@ -37,7 +38,11 @@ def sheddable_parts(
         pair: knows what calls of the target and loading the draft take.
         plan: knows how large its weights are.
     """
-    parts = [ngram_table(suffix, new_table), idle_conversations(caches)]
+    places = {item.name: item.place for item in plan.items}
+    parts = [
+        ngram_table(suffix, new_table),
+        replace(idle_conversations(caches), place=places["target KV cache"]),
+    ]
     if model is None:
         return parts
 
@@ -49,7 +54,8 @@ def sheddable_parts(
         return tokens * costs.verify(1, past) * drafters.worth_of_model(past)
 
     weights = sum(item.bytes for item in plan.items if item.name == "draft weights")
-    return [*parts, draft_window(model), draft_model(model, weights, pair.draft_load_seconds, saved_seconds)]
+    of_model = [draft_window(model), draft_model(model, weights, pair.draft_load_seconds, saved_seconds)]
+    return [*parts, *(replace(part, place=places["draft weights"]) for part in of_model)]
 
 
 def ngram_table(suffix: SuffixDrafter, new_table: Callable[[], NgramTable]) -> Sheddable:

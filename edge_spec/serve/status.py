@@ -19,7 +19,7 @@ def engine_status(engine: Engine, model: str) -> dict[str, Any]:
         "plan": {
             "total_bytes": engine.plan.total_bytes,
             "budget_bytes": engine.plan.budget_bytes,
-            "parts": [{"name": item.name, "bytes": item.bytes} for item in engine.plan.items],
+            "parts": [{"name": item.name, "bytes": item.bytes} for item in engine.plan.budgeted],
         },
         "memory": memory(engine),
         "statistics": engine.statistics().to_dict(),
@@ -33,4 +33,4 @@ def queue_status(queue: FairQueue) -> dict[str, int]:
 
 def memory(engine: Engine) -> dict[str, int | None]:
     """Memory of the process now, and as planned, in bytes."""
-    return {"resident_bytes": resident_memory(), "planned_bytes": engine.plan.total_bytes}
+    return {"resident_bytes": resident_memory(), "planned_bytes": engine.plan.process_bytes}

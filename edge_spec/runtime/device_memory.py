@@ -1,0 +1,133 @@
+"""Where the memory of the GPU is, how much there is, and how much of it is free.
+
+An integrated GPU (Jetson) has none of its own: what the system tells holds for both. Of any other, the driver is asked:
+libcuda which device CUDA would take, NVML what is free on it. Both come with the driver, and are called through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edge_spec.runtime.free_memory import available_memory, total_memory
+
+_ROOT = Path("/")
+_BOARD, _JETSON_RELEASE = "proc/device-tree/model", "etc/nv_tegra_release"
+_CUDA, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+
+# CU_DEVICE_ATTRIBUTE_INTEGRATED: the GPU shares the memory of the machine.
+_INTEGRATED = 18
+_LONGEST_NAME = 256
+# NVML tells of the whole card. Where CUDA sees a part of it (MIG), this share or more is missing.
+_PART = 0.1
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """The memory that the first GPU computes in.
+
+    Attributes:
+        name: of the GPU or the board.
+        unified: whether it is the machine's own.
+        total: bytes there are; ``None``: nobody tells.
+        free: tells the bytes that can be taken, ``None`` where nobody does.
+    """
+
+    name: str
+    unified: bool
+    total: int | None
+    free: Callable[[], int | None]
+
+
+class _Memory(ctypes.Structure):
+    """What NVML tells of a device, in bytes (nvmlMemory_t)."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def find_gpu(root: Path = _ROOT, load: Callable[[str], Any] = ctypes.CDLL) -> GpuMemory | None:
+    """Return the memory of the GPU that CUDA takes first, or ``None`` if there is none.
+
+    Args:
+        root: where ``proc``, ``etc`` and ``sys`` lie.
+        load: opens a library by its name; raises OSError if there is none.
+    """
+    if (board := _jetson(root)) is not None:
+        return _shared(board, root)
+    try:
+        cuda = load(_CUDA)
+        device = ctypes.c_int()
+        if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+            return None
+        name, address = ctypes.create_string_buffer(_LONGEST_NAME), ctypes.create_string_buffer(_LONGEST_NAME)
+        integrated, total = ctypes.c_int(), ctypes.c_size_t()
+        if (
+            cuda.cuDeviceGetName(name, _LONGEST_NAME, device)
+            or cuda.cuDeviceGetAttribute(ctypes.byref(integrated), _INTEGRATED, device)
+            or cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+            or cuda.cuDeviceGetPCIBusId(address, _LONGEST_NAME, device)
+        ):
+            return None
+    except (OSError, AttributeError):  # no such library, or one without such a function
+        return None
+    text = name.value.decode("utf-8", "replace")
+    if integrated.value:
+        return _shared(text, root)
+    nvml = _nvml_free(load, address.value, total.value)
+    return GpuMemory(text, False, total.value, nvml or partial(_cuda_free, cuda, device))
+
+
+def _shared(name: str, root: Path) -> GpuMemory:
+    return GpuMemory(name, True, total_memory(root), partial(available_memory, root))
+
+
+def _jetson(root: Path) -> str | None:
+    """The name of the board, if it is a Jetson. The file of its release is not there in every container."""
+    try:
+        board = (root / _BOARD).read_bytes().decode("utf-8", "replace").strip("\0\n ")
+    except OSError:
+        board = ""
+    if any(word in board for word in ("Jetson", "Tegra")):
+        return board
+    return (board or "Jetson") if (root / _JETSON_RELEASE).exists() else None
+
+
+def _nvml_free(load: Callable[[str], Any], address: bytes, total: int) -> Callable[[], int | None] | None:
+    """Tells what is free by NVML, which needs no context on the device; ``None`` where it cannot."""
+    try:
+        nvml = load(_NVML)
+        handle = ctypes.c_void_p()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)):
+            return None
+    except (OSError, AttributeError):
+        return None
+
+    def memory() -> _Memory | None:
+        told = _Memory()
+        return None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(told)) else told
+
+    def free() -> int | None:
+        return None if (told := memory()) is None else int(told.free)
+
+    first = memory()
+    return None if first is None or total < (1 - _PART) * first.total else free
+
+
+def _cuda_free(cuda: Any, device: ctypes.c_int) -> int | None:
+    """What is free by CUDA, in the context that ONNX Runtime takes as well; where there is none yet, one is made."""
+    context, popped = ctypes.c_void_p(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        return None
+    try:
+        if cuda.cuCtxPushCurrent_v2(context):
+            return None
+        failed = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(popped))
+        return None if failed else free.value
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(device)

@@ -1,0 +1,124 @@
+"""What a model's weights take, from the manifest alone: as the CPU's kernels pack them, or as a GPU holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, exp
+
+from edge_spec.manifest import Manifest, ModelRecord
+from edge_spec.runtime.optimum_law import packed_bytes, uses_optimum
+
+# Different tokens in a text of n: HEAPS * n ** EXPONENT, measured on chats, prose and code. Their rows of the embedding
+# are read from the file, page by page.
+_HEAPS, _EXPONENT = 6.5, 0.63
+_PAGE = 1 << 12
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """So many matrices of a model are stored alike."""
+
+    count: int
+    inputs: int
+    outputs: int
+    storage: str
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of a model's weights.
+
+    Attributes:
+        packed: what lies in memory once loaded: the matrices, and on a GPU everything else as well.
+        touched: what generating reads of the mapped file besides.
+        transient: the largest matrix, which lies in the host's memory twice while it is packed.
+    """
+
+    packed: int = 0
+    touched: int = 0
+    transient: int = 0
+
+    @property
+    def resident(self) -> int:
+        """Bytes while generating."""
+        return self.packed + self.touched
+
+
+def _matrices(model: ModelRecord) -> Iterator[_Matrix]:
+    facts, recipe = model.architecture, model.recipe
+    attended = facts.heads * facts.head_size
+    layers = facts.layers
+    yield _Matrix(layers, facts.hidden_size, attended + 2 * facts.kv_heads * facts.head_size, str(recipe["attention"]))
+    yield _Matrix(layers, attended, facts.hidden_size, str(recipe["attention"]))
+    yield _Matrix(layers, facts.hidden_size, 2 * facts.intermediate_size, str(recipe["mlp_up"]))
+    yield _Matrix(layers, facts.intermediate_size, facts.hidden_size, str(recipe["mlp_down"]))
+    yield _Matrix(1, facts.hidden_size, facts.logits_size, str(recipe["lm_head"]))
+
+
+def weights_of(model: ModelRecord, manifest: Manifest, tokens: int) -> Weights:
+    """What the weights of one of the bundle's models take for a text of so many tokens."""
+    block = int(model.recipe.get("block_size", 32))
+    facts = model.architecture
+    if uses_optimum(model):
+        packed, largest = packed_bytes(model, manifest)
+        return Weights(packed, _embedding(model, tokens, block), largest)
+    on_gpu = manifest.device_of(model) == "cuda"
+    total, largest = 0, 0
+    for matrix in _matrices(model):
+        packed, original = _packed(matrix, block, on_gpu)
+        total += matrix.count * packed
+        largest = max(largest, original)
+    vectors = facts.layers * (4 * facts.hidden_size + 2 * facts.intermediate_size) * 4
+    rotary = sum(rope.size for rope in facts.ropes) * 4
+    if on_gpu:  # whole, in half precision, and copied to the device from the mapped file
+        tables = (facts.context_length + 1) * rotary
+        return Weights(total + (vectors + tables) // 2 + _whole_embedding(model, block))
+    rotary *= tokens
+    return Weights(total, vectors + rotary + _embedding(model, tokens, block), largest)
+
+
+def _packed(matrix: _Matrix, block: int, on_gpu: bool) -> tuple[int, int]:
+    """Bytes of a matrix in its kernel's own order, and of the original that lies beside it meanwhile."""
+    count = matrix.inputs * matrix.outputs
+    if matrix.storage == "w8a8":
+        return count + 8 * matrix.outputs, count
+    if matrix.storage == "int4":
+        blocks = ceil(matrix.inputs / block)
+        integers, scales = matrix.outputs * blocks * block // 2, 4 * matrix.outputs * blocks
+        if on_gpu:
+            return integers + scales // 2, integers
+        # Scales and sums of each block are packed with the integers, and what those were made of stays mapped.
+        zero_points = matrix.outputs * ceil(blocks / 2)
+        return integers + 3 * scales + zero_points, integers
+    if on_gpu and matrix.storage == "fp16":
+        return 2 * count, 2 * count
+    return 4 * count, 4 * count  # on CPU fp16 is widened
+
+
+def _embedding(model: ModelRecord, tokens: int, block: int) -> int:
+    """Bytes that a text of so many tokens reads of the mapped embedding."""
+    facts = model.architecture
+    storage = str(model.recipe["embedding"])
+    parts = {
+        "fp32": (4.0,),
+        "fp16": (2.0,),
+        "int8": (1.0, 4 / 32),
+        "int4": (0.5, 4 / block, 0.5 / block),
+    }[storage]
+    rows = facts.readable_ids
+    distinct = min(_HEAPS * tokens**_EXPONENT, rows)
+    touched = 0.0
+    for width in parts:
+        row = facts.hidden_size * width
+        pages = rows * row / _PAGE
+        # A row that does not begin with a page reaches into one more.
+        touched += pages * _PAGE * (1 - exp(-distinct * (row / _PAGE + 1) / pages))
+    return int(touched)
+
+
+def _whole_embedding(model: ModelRecord, block: int) -> int:
+    """Bytes of the embedding on a GPU, where blocks have scales in half precision and no zero points."""
+    facts = model.architecture
+    item = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0 + 2 / 32, "int4": 0.5 + 2 / block}[str(model.recipe["embedding"])]
+    return int(facts.readable_ids * facts.hidden_size * item)

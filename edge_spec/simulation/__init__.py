@@ -1,0 +1,1 @@
+"""Predictions for devices that are not here: published figures drive the controller and the memory plan."""
