@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_spec.errors import RequestError
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.draft_chain import DraftedChain
 from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
 from edge_spec.runtime.logits_processors import LogitsPipeline
 from edge_spec.runtime.loop import Round, decode, prefill
@@ -59,8 +60,17 @@ class StubCache:
 class StubModel:
     """Computes a row from what the cache holds, so that a token left there or missing changes every later row."""
 
-    def __init__(self, logits_of: LogitsOf, context: int = 1000, positions: int = 1000, slides: bool = True) -> None:
+    def __init__(
+        self,
+        logits_of: LogitsOf,
+        context: int = 1000,
+        positions: int = 1000,
+        slides: bool = True,
+        chains: tuple[int, ...] = (),
+    ) -> None:
         self.context = context
+        self.chain_lengths = chains
+        self.columns = len(logits_of([0]))
         self.positions = positions
         self.slides = slides
         self.cache = StubCache()
@@ -91,6 +101,25 @@ class StubModel:
             seen = [[*before, *np.array(token_ids)[mask[row]].tolist()] for row in logit_rows]
             self._logits = np.stack([self._logits_of(text) for text in seen])
         return self._logits
+
+    def draft(
+        self,
+        token_ids: Sequence[int],
+        steps: int,
+        noise: Sequence[np.ndarray] | None = None,
+        inverse_temperature: float = 1.0,
+    ) -> DraftedChain:
+        assert steps in self.chain_lengths
+        assert self.cache.positions == list(range(self.cache.length))
+        tokens: list[int] = []
+        shares: list[float] = []
+        for step in range(steps):
+            read = tokens[-1:] or token_ids
+            logits = self.forward(read, (len(read) - 1,))[0] * inverse_temperature
+            tokens.append(int(np.argmax(logits if noise is None else logits + noise[step])))
+            weights = np.exp(logits - logits.max())
+            shares.append(float(weights[tokens[-1]] / weights.sum()))
+        return DraftedChain(tuple(tokens), tuple(shares))
 
     def new_cache(self) -> StubCache:
         return StubCache()

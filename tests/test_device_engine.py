@@ -36,7 +36,7 @@ def load(tiny_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> C
         )
         for module in ("engine", "loaded_pair"):
             monkeypatch.setattr(
-                f"edge_spec.runtime.{module}.settings_for", patch or (lambda providers, limit=None: settings)
+                f"edge_spec.runtime.{module}.settings_for", patch or (lambda providers, memory_limit=None: settings)
             )
         return edge_spec.load(bundle, **{"threads": 1, "context": 300, **options})
 

@@ -202,14 +202,22 @@ def test_the_cpus_draft_is_opened_on_the_cpu_and_the_rest_on_the_gpu(
             super().__init__(bundle, record, ["CPUExecutionProvider"], *arguments)
             providers[record.graphs[0].path.partition("/")[0]] = wanted[0]
 
+    def settings_for(wanted: list[str], memory_limit: int | None = None) -> DeviceSettings:
+        if memory_limit is not None:
+            limits[wanted[0]] = memory_limit
+        return DeviceSettings()
+
+    limits: dict[str, int] = {}
+    monkeypatch.setattr(loaded_pair, "settings_for", settings_for)
     monkeypatch.setattr(loaded_pair, "Model", Noted)
     both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr("edge_spec.runtime.engine.select_provider", lambda device, flavour: both)
-    for module in ("engine", "loaded_pair"):
-        monkeypatch.setattr(f"edge_spec.runtime.{module}.settings_for", lambda providers, limit=None: DeviceSettings())
+    monkeypatch.setattr("edge_spec.runtime.engine.settings_for", settings_for)
     for wanted in ("cuda", "cpu"):
         engine(tiny_bundle(**CUDA, draft_device=wanted)).close()
     assert providers == {"target": both[0], "draft": both[0], "draft-cpu": both[1]}
+    assert set(limits) == {both[0]}  # the arenas of sessions on the GPU
+    assert GIB < limits[both[0]] < 6 * GIB
 
 
 # Which place

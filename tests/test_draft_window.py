@@ -48,17 +48,20 @@ class Bookkeeping(RuleBasedStateMachine):
         window=st.integers(2, 24),
         positions=st.integers(24, 80),
         slides=st.booleans(),
+        chains=st.sampled_from([(), (2, 4)]),
         text=st.lists(letters, min_size=1),
     )
-    def begin(self, window: int, positions: int, slides: bool, text: list[int]) -> None:
+    def begin(self, window: int, positions: int, slides: bool, chains: tuple[int, ...], text: list[int]) -> None:
         def load() -> Any:
-            self.model = StubModel(lambda tokens: logits_of(tokens)[:3], 24, positions, slides)
+            self.model = StubModel(lambda tokens: logits_of(tokens)[:3], 24, positions, slides, chains)
             return self.model
 
+        def told(rows: int, past: int, seconds: float, drafted: int = 1) -> None:
+            self.calls.append((rows, past))
+            self.calls += [(1, past + rows + step) for step in range(drafted - 1)]
+
         self.calls: list[tuple[int, int]] = []
-        self.drafter = ModelDrafter(
-            load(), window, lambda rows, past, seconds: self.calls.append((rows, past)), load=load
-        )
+        self.drafter = ModelDrafter(load(), window, told, load=load)
         self.window = window
         self.text = text
         self.drafted: list[int] = []
@@ -254,17 +257,24 @@ def test_a_model_that_nobody_can_load_again_stays_away() -> None:
     prompt=st.lists(letters, min_size=1, max_size=30),
     window=st.integers(2, 40),
     slides=st.booleans(),
+    chains=st.sampled_from([(), (2, 4)]),
     temperature=st.sampled_from([0.0, 0.9]),
     max_draft=st.integers(1, 8),
     branches=st.booleans(),
 )
 def test_the_text_is_the_same_with_any_window(
-    prompt: list[int], window: int, slides: bool, temperature: float, max_draft: int, branches: bool
+    prompt: list[int],
+    window: int,
+    slides: bool,
+    chains: tuple[int, ...],
+    temperature: float,
+    max_draft: int,
+    branches: bool,
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=3)
     plain, drafted = context_of(prompt, params), context_of(prompt, params)
     list(rounds_of(StubModel(logits_of), None, plain, 90))
-    drafter = drafter_of(StubModel(logits_of, slides=slides), window=window)
+    drafter = drafter_of(StubModel(logits_of, slides=slides, chains=chains), window=window)
     rounds = list(rounds_of(StubModel(logits_of), drafter, drafted, 90, max_draft, branches=branches))
     assert drafted.tokens == plain.tokens
     assert sum(round_.drafted for round_ in rounds) > 0

@@ -139,9 +139,9 @@ def export_pair(
         notes += told
         drafts: dict[Device, ModelRecord] = {}
         if speech is not None:
-            choice = speech.choice(vocabulary)
             for runs_on, chosen in draft_recipes.items():
                 written = folder / (_DRAFT_FOLDER if runs_on == device else _CPU_DRAFT_FOLDER)
+                choice = speech.choice(vocabulary)
                 drafts[runs_on], told = _export(
                     speech.checkpoint, written, "draft", chosen, runs_on, check, progress, choice
                 )

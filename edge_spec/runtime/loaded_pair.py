@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from types import MappingProxyType
 from typing import Literal
 
 from edge_spec.bundle import Bundle
@@ -27,11 +26,12 @@ from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.tokenizer import TextTokenizer
 
+_LOG = logging.getLogger(__name__)
+
 _CPU_PROVIDER = "CPUExecutionProvider"
 
 # Tokens in the draft's cache at which two places for it are compared.
 _USUAL_PAST = 256
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def load_pair(
     calibration: Calibration | Literal["fresh"] | None,
     progress: Progress | None,
     device_taken: Callable[[], int | None] = lambda: None,
-    arena_limits: Mapping[str, int] = MappingProxyType({}),
+    arenas: Mapping[str, int] | None = None,
 ) -> LoadedPair:
     """Load the models, and measure what was not given; see :func:`edge_spec.load`.
 
@@ -86,7 +86,7 @@ def load_pair(
         calibration: what calls cost here, if it is known.
         progress: told what is being measured.
         device_taken: tells the bytes that are taken of a GPU's own memory.
-        arena_limits: most bytes of the arenas of ``"target"`` and ``"draft"`` on a GPU, where the plan has limits.
+        arenas: most bytes of the arenas of ``"target"`` and ``"draft"`` on a GPU; no limit where one is not named.
 
     Raises:
         BundleError: ONNX Runtime refuses a graph, or the bundle was made for another processor.
@@ -116,10 +116,10 @@ def load_pair(
         # model ends with the context, and so one token earlier if calls have a padding row.
         own = record.graphs[0].via == "native"
         longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
-        is_target = record is manifest.target
         on_gpu = manifest.device_of(record) == "cuda"
         runs_on = list(providers) if on_gpu or manifest.device == "cpu" else [_CPU_PROVIDER]
-        settings = settings_for(runs_on, arena_limits.get("target" if is_target else "draft"))
+        is_target = record is manifest.target
+        settings = settings_for(runs_on, (arenas or {}).get("target" if is_target else "draft"))
         if not is_target:  # a draft writes chains
             settings = replace(settings, tree_graph=False)
         with notes.of(_part(record, manifest), device_taken if on_gpu else None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any, Literal
 
@@ -33,6 +33,10 @@ class Finding:
     def judged(cls, what: str, found: str, wanted: str, holds: bool, details: Any = None) -> Finding:
         """A finding that is as it should be, or not."""
         return cls(what, found, wanted, "holds" if holds else "fails", details)
+
+    def unjudged(self) -> Finding:
+        """The same as a mere measurement: what a speed is worth in a rehearsal."""
+        return replace(self, verdict="measured")
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gpu_checks.check import Finding
 
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.proposal import Proposal
+from gpu_checks.check import Finding
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -53,7 +53,8 @@ def check_parity(cuda: Model, cpu: Model, exact: Model, columns: int) -> Iterato
     """Compare a target on CUDA with the same graph on the CPU, and with itself in float32.
 
     Args:
-        cuda, cpu: the same bundle on two providers.
+        cuda: a target.
+        cpu: the same on the CPU.
         exact: the target in float32.
         columns: ids to draw a text from.
     """

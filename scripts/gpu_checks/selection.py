@@ -7,10 +7,10 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from gpu_checks.check import Finding
 
 from edge_spec.runtime.logit_rows import SelectedRows
 from edge_spec.runtime.model import Model
+from gpu_checks.check import Finding
 
 _ROWS = 8
 _REPEATS = 20

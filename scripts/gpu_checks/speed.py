@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from statistics import median
 from time import perf_counter
 
-from gpu_checks.check import Finding
-
 from edge_spec.runtime.engine import Engine
 from edge_spec.runtime.model import Model
+from gpu_checks.check import Finding
 
 _PAST = 256
 _ROWS = range(1, 17)
@@ -31,22 +30,28 @@ def call_seconds(model: Model, rows: int, past: int = _PAST, repeat: int = _REPE
     return median(taken[3:])
 
 
-def check_widths(what: str, model: Model) -> Iterator[Finding]:
-    """Measure cost(k) for k = 1 to 16, and judge that of 8 rows."""
+def check_widths(what: str, model: Model, judges: bool) -> Iterator[Finding]:
+    """Measure cost(k) for k = 1 to 16, and judge that of 8 rows, unless this is no device to judge by."""
     cost = {rows: call_seconds(model, rows) for rows in _ROWS}
     shown = " ".join(f"{rows}:{cost[rows] * 1000:.2f}" for rows in (1, 2, 4, 8, 16))
     ratio = cost[8] / cost[1]
-    yield Finding.judged(
+    finding = Finding.judged(
         f"{what}: a call of k rows",
         f"{shown} ms; 8 rows take {ratio:.2f} of one",
         "8 rows at most 1.5 of one",
         ratio <= 1.5,
         {str(rows): seconds for rows, seconds in cost.items()},
     )
+    yield finding if judges else finding.unjudged()
 
 
-def check_texts(engine: Engine) -> Iterator[Finding]:
-    """Answer plainly and with drafting in turn, and compare texts, speeds, and what lies outside of the calls."""
+def check_texts(engine: Engine, judges: bool) -> Iterator[Finding]:
+    """Answer plainly and with drafting in turn, and compare texts, speeds, and what lies outside of the calls.
+
+    Args:
+        engine: a pair with a draft.
+        judges: whether speeds are judged.
+    """
     rates: dict[str, list[float]] = {"off": [], "auto": []}
     texts: dict[str, list[list[int]]] = {"off": [], "auto": []}
     shares = []
@@ -74,12 +79,13 @@ def check_texts(engine: Engine) -> Iterator[Finding]:
         same == _PAIRS or engine.exactness != "bitwise",
     )
     ratio = median(drafted / plain for plain, drafted in zip(rates["off"], rates["auto"], strict=True))
-    yield Finding.judged(
+    speed = Finding.judged(
         "tokens per second",
         f"plain {median(rates['off']):.1f}, drafting {median(rates['auto']):.1f}, ratio {ratio:.2f}",
         "drafting at least 0.98 of plain",
         ratio >= 0.98,
         rates,
     )
+    yield speed if judges else speed.unjudged()
     share = median(shares)
     yield Finding.judged("a round outside of the calls", f"{share:.1%} of it", "at most 10%", share <= 0.1, shares)
