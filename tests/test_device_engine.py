@@ -30,11 +30,14 @@ def load(tiny_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> C
     """Return a function that loads a pair for CUDA with these settings of the device."""
     bundle = tiny_bundle(recipe="fp16", device="cuda", draft="close", eos=None, max_position_embeddings=512)
 
-    def loaded(settings: DeviceSettings = SETTINGS, **options: Any) -> Engine:
+    def loaded(settings: DeviceSettings = SETTINGS, patch: Any = None, **options: Any) -> Engine:
         monkeypatch.setattr(
             "edge_spec.runtime.engine.select_provider", lambda device, bundle_device: ["CPUExecutionProvider"]
         )
-        monkeypatch.setattr("edge_spec.runtime.loaded_pair.settings_for", lambda providers, memory_limit=None: settings)
+        for module in ("engine", "loaded_pair"):
+            monkeypatch.setattr(
+                f"edge_spec.runtime.{module}.settings_for", patch or (lambda providers, memory_limit=None: settings)
+            )
         return edge_spec.load(bundle, **{"threads": 1, "context": 300, **options})
 
     return loaded
@@ -118,3 +121,25 @@ def test_conversations_take_turns_on_their_own_buffers(load: Callable[..., Engin
                 else:
                     turn[0].extend(chunk.token_ids)
     assert said == [list(tokens) for tokens in alone]
+
+
+def test_arenas_get_what_the_plan_leaves_them(load: Callable[..., Engine]) -> None:
+    """Weights that are shared lie beside the arenas."""
+    limits: dict[bool, list[int | None]] = {}
+    for shares in (True, False):
+        settings = replace(SETTINGS, shares_weights=shares)
+        seen = limits[shares] = []
+
+        def noted(
+            providers: list[str],
+            limit: int | None = None,
+            settings: DeviceSettings = settings,
+            seen: list[int | None] = seen,
+        ) -> DeviceSettings:
+            seen.append(limit)
+            return settings
+
+        engine = load(settings, patch=noted, memory_budget="1GiB", exactness="distribution")
+        engine.close()
+    with_weights, beside = (next(limit for limit in limits[shares] if limit) for shares in (False, True))
+    assert 0 < beside < with_weights <= 1 << 30

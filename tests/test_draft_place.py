@@ -212,6 +212,7 @@ def test_the_cpus_draft_is_opened_on_the_cpu_and_the_rest_on_the_gpu(
     monkeypatch.setattr(loaded_pair, "Model", Noted)
     both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr("edge_spec.runtime.engine.select_provider", lambda device, flavour: both)
+    monkeypatch.setattr("edge_spec.runtime.engine.settings_for", settings_for)
     for wanted in ("cuda", "cpu"):
         engine(tiny_bundle(**CUDA, draft_device=wanted)).close()
     assert providers == {"target": both[0], "draft": both[0], "draft-cpu": both[1]}

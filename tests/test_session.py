@@ -321,8 +321,8 @@ def test_a_draft_that_fails_is_given_up_and_the_text_goes_on(
 ) -> None:
     with edge_spec.load(tiny_bundle(**PAIR)) as pair:
         draft = pair._drafters["model"]._read._model  # type: ignore[attr-defined]
-        draft._session = mock.Mock(wraps=draft._session)
-        draft._session.run_with_iobinding.side_effect = RuntimeError("the device went away")
+        draft._session.session = mock.Mock(wraps=draft._session.session)
+        draft._session.session.run_with_iobinding.side_effect = RuntimeError("the device went away")
         answer = pair.generate(PROMPT, max_new_tokens=20, speculation="model", max_draft=3)
         assert answer.token_ids == reference(PROMPT, max_new_tokens=20)
         assert answer.statistics.drafted == 0

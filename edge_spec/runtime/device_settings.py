@@ -20,7 +20,7 @@ class DeviceSettings:
         resident: whether inputs and logits lie on the device and are updated there.
         captures: whether calls of a few fixed shapes are captured as CUDA graphs and replayed. Needs ``resident``.
         tree_graph: whether a graph for trees is opened beside one for chains only. Needs ``resident``.
-        shares_weights: whether two sessions of one model can use the same weights on the device.
+        shares_weights: whether the sessions of one model use the same weights, which then lie beside their arenas.
         lending: how they are given to both.
         options: of the CUDA provider.
         lacks: what does not work on this device, and why.

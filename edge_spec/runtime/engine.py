@@ -20,6 +20,7 @@ from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
 from edge_spec.runtime.completion import Chunk
+from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.device_memory import GpuMemory, find_gpu
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
@@ -190,7 +191,7 @@ class Engine(Askable):
                 calibration,
                 progress,
                 pools.device_taken,
-                plan.arena_bytes(),
+                plan.arena_bytes(weights=not settings_for(providers).shares_weights),
             )
         except Exception as error:
             if ran_out_of_memory(error):

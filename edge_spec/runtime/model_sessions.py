@@ -83,12 +83,9 @@ def open_sessions(
     """
     apart = None if graph.tree or not settings.tree_graph else _tree_graph(record, graph)
     drafting = [other for other in record.graphs if other.steps > 1 and other.kv == graph.kv]
-    several = apart is not None or drafting
     if drafting and settings.name != "cpu" and not settings.shares_weights:
         drafting = []  # they would hold the weights once more
-    weights = (
-        SharedWeights(onnxruntime, settings.name, settings.lending) if several and settings.shares_weights else None
-    )
+    weights = SharedWeights(onnxruntime, settings.name, settings.lending) if settings.shares_weights else None
 
     def opened(graph: GraphRecord) -> GraphSession:
         checked = check_graph(bundle, record, graph)
