@@ -39,6 +39,8 @@ def test_a_rehearsal_runs_every_check_and_says_that_it_was_one(rehearsal: tuple[
         "chain: CUDA against the CPU, same graph",
         "tree: CUDA against the CPU, same graph",
         "selection: the likeliest of each row",
+        "CUDA graphs in another thread against calls without",
+        "exactness, 8 rows in every call",
         "texts with and without drafting",
         "4 tokens in one call",
         "nodes of graph 0",

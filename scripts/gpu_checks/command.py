@@ -15,6 +15,7 @@ from random_checkpoint import SIZES
 
 from edge_spec.runtime.memory_pools import pools_here
 from edge_spec.runtime.provider import cuda_failure
+from gpu_checks.capture import check_capture, check_exactness
 from gpu_checks.check import Check, Finding, run_checks, table
 from gpu_checks.drafting import check_drafting
 from gpu_checks.machine import Machine, on_cpu
@@ -88,6 +89,8 @@ def _checks(machine: Machine, pairs: Pairs, folder: Path) -> list[tuple[str, Che
         ("features", lambda: check_features(machine.features())),
         ("parity", lambda: check_parity(target_of(), on_cpu(bundle), on_cpu(pairs.exact), columns)),
         ("selection", lambda: check_selection(target_of(), columns)),
+        ("capture", lambda: check_capture(target_of, settings, columns)),
+        ("exactness", lambda: check_exactness(lambda rows: target_of(fixed_rows=rows), columns)),
         ("widths", widths),
         ("texts", texts),
         ("drafting", drafting),

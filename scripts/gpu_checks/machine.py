@@ -46,11 +46,18 @@ class Machine:
         """How models use it."""
         return _REHEARSED if self.rehearses else settings_for([CUDA_PROVIDER, CPU_PROVIDER])
 
-    def model(self, bundle: Bundle, record: ModelRecord, settings: DeviceSettings | None = None) -> Model:
+    def model(
+        self,
+        bundle: Bundle,
+        record: ModelRecord,
+        settings: DeviceSettings | None = None,
+        fixed_rows: int | None = None,
+    ) -> Model:
         """Open one model there."""
         providers = [CPU_PROVIDER] if self.rehearses else [CUDA_PROVIDER, CPU_PROVIDER]
-        context = min(_CONTEXT, record.architecture.context_length)
-        return Model(bundle, record, providers, context, False, settings=settings or self.settings())
+        context = min(_CONTEXT, record.architecture.context_length - (fixed_rows or 0))
+        chosen = settings or self.settings()
+        return Model(bundle, record, providers, context, False, fixed_rows=fixed_rows, settings=chosen)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
