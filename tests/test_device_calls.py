@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import RequestError
-from edge_spec.runtime.captured_calls import CallShape
+from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.device_buffers import RowFetcher
 from edge_spec.runtime.device_calls import DeviceCalls
 from edge_spec.runtime.device_settings import DeviceSettings

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edge_spec.manifest import SELECTED_TOKENS
 from edge_spec.runtime.bound_input import BoundInput
-from edge_spec.runtime.captured_calls import CallShape
+from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.probe_models import ROW_MODEL
 
 
