@@ -24,11 +24,10 @@ from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draf
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.provider import CPU_PROVIDER
 from edge_spec.runtime.tokenizer import TextTokenizer
 
 _LOG = logging.getLogger(__name__)
-
-_CPU_PROVIDER = "CPUExecutionProvider"
 
 # Tokens in the draft's cache at which two places for it are compared.
 _USUAL_PAST = 256
@@ -117,7 +116,7 @@ def load_pair(
         own = record.graphs[0].via == "native"
         longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
         on_gpu = manifest.device_of(record) == "cuda"
-        runs_on = list(providers) if on_gpu or manifest.device == "cpu" else [_CPU_PROVIDER]
+        runs_on = list(providers) if on_gpu or manifest.device == "cpu" else [CPU_PROVIDER]
         is_target = record is manifest.target
         settings = settings_for(runs_on, (arenas or {}).get("target" if is_target else "draft"))
         if not is_target:  # a draft writes chains
@@ -159,7 +158,7 @@ def load_pair(
         for choice in configurations:
             key = {
                 "bundle": manifest.digest,
-                "machine": machine(on_gpu=providers[0] != _CPU_PROVIDER),
+                "machine": machine(on_gpu=providers[0] != CPU_PROVIDER),
                 "provider": providers[0],
                 "threads": threads,
                 "context": target.context,
