@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from edge_spec.bundle import Bundle
 from edge_spec.errors import DeviceMemoryError, ProviderError, RequestError
 from edge_spec.manifest import CacheType, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
-from edge_spec.runtime.call_shape import CallShape, Padding
+from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.captured_calls import CapturedCalls
 from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.device_calls import DeviceCalls
@@ -27,6 +26,7 @@ from edge_spec.runtime.host_calls import HostCalls
 from edge_spec.runtime.kv_cache import KVCache, SpareBuffers
 from edge_spec.runtime.logit_rows import LogitRows, SelectedRows
 from edge_spec.runtime.model_sessions import choose_graph, open_sessions
+from edge_spec.runtime.shape_choice import ShapeChoice
 from edge_spec.runtime.shape_grid import ShapeGrid
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
@@ -83,14 +83,11 @@ class Model:
         self._process = os.getpid()
         self._session: GraphSession | None = None
         self._trees: GraphSession | None = None
-        self._chains: dict[int, DraftChain] = {}
+        self._drafting: dict[int, DraftChain] = {}
         self._ort = import_onnxruntime()
         self._settings = settings_for(providers) if settings is None else settings
-        # Elsewhere kernels round differently at each width, and one padding row would help nobody.
-        self._padding = Padding(exact_rows and self._settings.name == "cpu", fixed_rows)
         self.columns = bundle.manifest.usable_columns(record)
         graph = choose_graph(bundle, record, kv)
-        self._selects = graph.selects
         sessions = open_sessions(self._ort, bundle, record, graph, providers, threads, self._settings)
         self._session, self._trees = sessions.chains, sessions.trees
         if sessions.graphs_refused is not None:
@@ -104,7 +101,14 @@ class Model:
         self._slots = context + (fixed_rows or 1)
         self._spare = SpareBuffers() if self._settings.resident else None
         self.cache = self.new_cache()
-        self._grid = self._chosen_grid()
+        self._grid = ShapeGrid.of_device(self._settings, self._slots, fixed_rows)
+        self._shapes = ShapeChoice(
+            # Elsewhere kernels round differently at each width, and one padding row would help nobody.
+            exact_rows and self._settings.name == "cpu",
+            fixed_rows,
+            self._grid,
+            int(graph.selects),  # not every provider takes no rows at all where it selects
+        )
         self._captured = None if self._grid is None or not self._settings.captures else CapturedCalls()
         self._calls: HostCalls | DeviceCalls
         if self._settings.resident:
@@ -115,17 +119,17 @@ class Model:
                 self._architecture,
                 bias_type,
                 self.columns,
-                self._selects,
+                graph.selects,
                 0 if self._grid is None else self._grid.widths[-1],
                 self._captured,
             )
         else:
             reads_only = graph.via == "optimum"
             self._calls = HostCalls(
-                self._ort, self._architecture, bias_type, self.columns, self._selects, reads_only, PREFILL_ROWS
+                self._ort, self._architecture, bias_type, self.columns, graph.selects, reads_only, PREFILL_ROWS
             )
         for steps, session in sessions.drafting.items():
-            self._chains[steps] = DraftChain(
+            self._drafting[steps] = DraftChain(
                 self._ort, session, steps, self.columns, self._settings, self._grid, self._captured
             )
 
@@ -138,7 +142,7 @@ class Model:
     @property
     def fixed_rows(self) -> int | None:
         """Rows of every session call; ``None`` where a call has as many as it is given."""
-        return self._padding.fixed_rows
+        return self._shapes.fixed_rows
 
     @property
     def takes_trees(self) -> bool:
@@ -153,7 +157,7 @@ class Model:
     @property
     def chain_lengths(self) -> tuple[int, ...]:
         """How many tokens one call can draft, the fewest first; none where each needs a call of its own."""
-        return tuple(sorted(self._chains))
+        return tuple(sorted(self._drafting))
 
     @property
     def slides(self) -> bool:
@@ -230,7 +234,9 @@ class Model:
         session = self._trees if branched else self._session
         assert session is not None
         wanted = len(logit_rows)
-        shape = self._shape(session, rows, wanted, past)
+        # The bias of a sliding window counts slots from the true length.
+        windowed = session.takes_trees and self._architecture.sliding_window is not None
+        shape = self._shapes.of(rows, wanted, past, snaps=not windowed)
         if past + shape.rows > self.cache.capacity:
             self._grow(past + shape.rows)
         call: Any = self._calls.call(session, shape, self.cache)
@@ -266,7 +272,7 @@ class Model:
             ProviderError: ONNX Runtime failed; the cache holds what it held.
             RequestError: the tokens do not fit into the context.
         """
-        chain, past = self._chains[steps], self.cache.length
+        chain, past = self._drafting[steps], self.cache.length
         slots = chain.slots(len(token_ids))
         if not token_ids or slots > self.context - past:
             raise RequestError(
@@ -307,13 +313,13 @@ class Model:
     def _sessions(self) -> list[GraphSession]:
         """All there are, each once."""
         trees = self._trees if self.trees_apart else None
-        sessions = (self._session, trees, *(chain.session for chain in self._chains.values()))
+        sessions = (self._session, trees, *(chain.session for chain in self._drafting.values()))
         return [session for session in sessions if session is not None]
 
     def _release(self) -> None:
         """Let go of the cache's buffers."""
         self._calls.clear()
-        for chain in self._chains.values():
+        for chain in self._drafting.values():
             chain.release()
 
     def _grow(self, slots: int) -> None:
@@ -348,21 +354,3 @@ class Model:
                 return rows
             logits[wanted] = rows
         return logits
-
-    def _chosen_grid(self) -> ShapeGrid | None:
-        """The shapes that calls are snapped to; ``None`` for none."""
-        if not self._settings.resident:
-            return None
-        if self.fixed_rows is not None:
-            return ShapeGrid.of_one_shape(self.fixed_rows, self._slots)
-        return ShapeGrid.of_context(self._slots) if self._settings.captures else None
-
-    def _shape(self, session: GraphSession, rows: int, wanted: int, past: int) -> CallShape:
-        """The shape of a call that has so many tokens."""
-        least = int(self._selects)  # not every provider takes no rows at all where it selects
-        # The bias of a sliding window counts slots from the true length.
-        windowed = session.takes_trees and self._architecture.sliding_window is not None
-        snapped = None if self._grid is None or windowed else self._grid.snap(rows, wanted, past)
-        if snapped is None:
-            return self._padding.shape(rows, max(wanted, least))
-        return replace(snapped, logit_rows=max(snapped.logit_rows, least))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edge_spec.runtime.call_shape import CallShape
+from edge_spec.runtime.device_settings import DeviceSettings
 
 # Rows of captured calls. Kernels cost little more for a padding row, but a step is most often one row or few.
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -48,6 +49,21 @@ class ShapeGrid:
         changes.
         """
         return cls((rows,), (slots,))
+
+    @classmethod
+    def of_device(cls, settings: DeviceSettings, slots: int, fixed_rows: int | None) -> ShapeGrid | None:
+        """The grid of a model with so many slots of cache; ``None`` if its calls are run as they come.
+
+        Args:
+            settings: how the device is used.
+            slots: of the cache.
+            fixed_rows: of every call; ``None`` where that goes by the tokens.
+        """
+        if not settings.resident:
+            return None
+        if fixed_rows is not None:
+            return cls.of_one_shape(fixed_rows, slots)
+        return cls.of_context(slots) if settings.captures else None
 
     def snap(self, rows: int, logit_rows: int, past: int) -> CallShape | None:
         """The shape of a call, at least as large.
