@@ -216,9 +216,9 @@ class ModelDrafter:
                     break
                 pending = chain[-1:]
                 continue
-            known = known_columns(read.step(pending), self._vocabulary)
+            logits, vocabulary, left_out = known_columns(read.step(pending), self._vocabulary)
             try:
-                candidates, law = choose(context, [*prefix, *chain], known[0], budget.branches, *known[1:])
+                candidates, law = choose(context, [*prefix, *chain], logits, budget.branches, vocabulary, left_out)
             except LogitsError:
                 break
             token, reason = candidates[0]
