@@ -90,7 +90,7 @@ class ScriptedDraft(ModelDrafter):
         return 0
 
     def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
-        """None: calls that draft several tokens are not simulated."""
+        """None: each of its tokens takes a call of its own."""
         return ()
 
     def usual_evidence(self, context: Context) -> Evidence:
