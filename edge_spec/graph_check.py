@@ -100,7 +100,6 @@ class _Checker:
         self.tree = graph.tree
         self.quantized_cache = graph.kv == "int8"
         self.selects = graph.selects
-        self.usable = manifest.usable_columns(record)
         self.positions = max(manifest.context_length if record is manifest.target else 0, self.facts.context_length)
         dtype = INT8 if self.quantized_cache else self.float
         self.cache = Declared(dtype, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
@@ -223,7 +222,7 @@ class _Checker:
         }
 
     def _contract_outputs(self) -> dict[str, Declared]:
-        most = min(SELECTED_TOKENS, self.usable)
+        most = min(SELECTED_TOKENS, self.columns)
         selected = {
             "top_logits": Declared(FLOAT, (1, "logit_rows", most)),
             "top_ids": Declared(INT64, (1, "logit_rows", most)),

@@ -31,9 +31,8 @@ class Surroundings(Protocol):
         cache: keys or values of one layer.
         quantized_cache: whether they are integers with a scale for each channel.
         selects: whether the graph gives the likeliest tokens of each row.
-        usable: columns of the logits that stand for ids.
         steps: tokens that a call drafts, each by a step of the model; 1 for a graph that only gives logits.
-        columns: how many columns of the logits stand for ids.
+        columns: how many columns of the logits stand for ids; the others are padding.
         column_ids: which, as int64, where column i does not stand for id i.
     """
 
@@ -44,7 +43,6 @@ class Surroundings(Protocol):
     cache: Declared
     quantized_cache: bool
     selects: bool
-    usable: int
     steps: int
     columns: int
     column_ids: bytes

@@ -57,10 +57,28 @@ class Gpus:
     gpus: tuple[Gpu, ...] = ()
 
 
-def find_library() -> Library | None:
-    """Load the library; ``None`` where there is no driver."""
+@dataclass(frozen=True)
+class CardMemory:
+    """Bytes of a GPU's own memory: all there are, and those that are free."""
+
+    total: int
+    free: int
+
+
+class _Memory(ctypes.Structure):
+    """The library's own record of that (nvmlMemory_t)."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def find_library(load: Callable[[str], Library] = ctypes.CDLL) -> Library | None:
+    """Load the library; ``None`` where there is no driver.
+
+    Args:
+        load: opens a library by its name; raises OSError if there is none.
+    """
     try:
-        return ctypes.CDLL(_NAME)
+        return load(_NAME)
     except OSError:
         return None
 
@@ -80,6 +98,30 @@ def read_gpus(find: Callable[[], Library | None] = find_library) -> Gpus:
         count = min(_number(library, "nvmlDeviceGetCount_v2") or 0, _MOST_GPUS)
         gpus = (_read(library, index) for index in range(count))
         return Gpus(_text(library, "nvmlSystemGetDriverVersion"), tuple(gpu for gpu in gpus if gpu is not None))
+
+
+def memory_teller(library: Library, address: bytes) -> Callable[[], CardMemory | None] | None:
+    """What tells the memory of a GPU, as often as it is asked and without a context on the device.
+
+    Args:
+        library: stays in use for as long as the process lives.
+        address: of the GPU on the PCI bus, as CUDA tells it.
+
+    Returns:
+        A function, which gives ``None`` when the library does not tell; ``None`` if it does not know the GPU.
+    """
+    handle = ctypes.c_void_p()
+    if not _call(library, "nvmlInit_v2"):
+        return None
+    if not _call(library, "nvmlDeviceGetHandleByPciBusId_v2", address, ctypes.byref(handle)):
+        return None
+
+    def memory() -> CardMemory | None:
+        told = _Memory()
+        known = _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(told))
+        return CardMemory(int(told.total), int(told.free)) if known else None
+
+    return memory
 
 
 @contextmanager

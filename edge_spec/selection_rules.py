@@ -11,16 +11,16 @@ from edge_spec.onnx_file import FLOAT, INT64, Declared
 
 def usable_columns(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
     """Of the rule of Slice: the columns of the logits that stand for ids."""
-    need(graph.selects and graph.usable < graph.facts.logits_size)
+    need(graph.selects and graph.columns < graph.facts.logits_size)
     given(inputs[0], FLOAT, (1, "logit_rows", graph.facts.logits_size))
-    for value, number in zip(inputs[1:], (0, graph.usable, -1), strict=True):
+    for value, number in zip(inputs[1:], (0, graph.columns, -1), strict=True):
         constants(graph, value, number)
-    return [Declared(FLOAT, (1, "logit_rows", graph.usable))]
+    return [Declared(FLOAT, (1, "logit_rows", graph.columns))]
 
 
 def _top(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
     _need_usable(graph, inputs[0])
-    most = min(SELECTED_TOKENS, graph.usable)
+    most = min(SELECTED_TOKENS, graph.columns)
     constants(graph, inputs[1], most)
     return [Declared(dtype, (1, "logit_rows", most)) for dtype in (FLOAT, INT64)]
 
@@ -33,9 +33,9 @@ def _log_sum_exp(graph: Surroundings, inputs: Inputs, attributes: Attributes) ->
 
 def _need_usable(graph: Surroundings, value: Declared | None) -> None:
     """Ask for the logits, without their padding."""
-    padded = graph.usable < graph.facts.logits_size
+    padded = graph.columns < graph.facts.logits_size
     need(graph.selects and graph.name(value) == ("usable_logits" if padded else "logits"))
-    given(value, FLOAT, (1, "logit_rows", graph.usable))
+    given(value, FLOAT, (1, "logit_rows", graph.columns))
 
 
 SELECTION_RULES: dict[tuple[str, str], Rule] = {

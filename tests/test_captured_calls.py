@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import DeviceMemoryError, ProviderError
-from edge_spec.runtime.captured_calls import CallShape, CapturedCalls, ShapeGrid
+from edge_spec.runtime.call_shape import CallShape
+from edge_spec.runtime.captured_calls import CapturedCalls
 from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.shape_grid import ShapeGrid
 
 SETTINGS = DeviceSettings(resident=True, captures=True, tree_graph=True, options={"enable_cuda_graph": "1"})
 
@@ -130,7 +132,8 @@ def test_graphs_are_captured_when_a_model_is_loaded(path: Path) -> None:
         model.cache.fill(past)
         for rows in (1, 2, 4, 5, 8, 12, 16):
             model.forward([3] * rows, range(rows))
-    assert model._calls.graphs == 18  # type: ignore[union-attr]
+    assert model._captured is not None
+    assert model._captured.count == 18
     assert set(recorder.graphs) <= {str(number) for number in range(1, 19)}
 
 
@@ -147,13 +150,14 @@ def test_a_drafts_calls_are_captured_with_those_that_draft_several_tokens(tiny_b
     assert bundle.manifest.draft is not None
     model = Model(bundle, bundle.manifest.draft, ["CPUExecutionProvider"], 700, False, threads=1, settings=SETTINGS)
     capture(model, last_row=True)
-    graphs = model._calls.graphs  # type: ignore[union-attr]
+    assert model._captured is not None
+    graphs = model._captured.count
     assert graphs == 2 * (9 + len(model.chain_lengths))
     model.prefill([1] * 100)
     for steps in model.chain_lengths:
         model.draft([3], steps)
     model.forward([5], [0])
-    assert model._calls.graphs == graphs  # type: ignore[union-attr]
+    assert model._captured.count == graphs
 
 
 def test_a_new_text_begins_in_the_buffers_of_an_old_one_and_replays_its_graphs(path: Path) -> None:

@@ -169,7 +169,8 @@ def test_where_not_even_chains_run_it_says_so(name: str) -> None:
         settings_for([CUDA_PROVIDER], None, replace(ALL, **{name: "no kernel image is available"}))
 
 
-def test_the_cpu_is_probed_for_nothing() -> None:
+def test_the_cpu_is_probed_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_spec.runtime.cuda_features.cuda_features", lambda: pytest.fail("probed"))
     assert not settings_for([CPU_PROVIDER]).resident
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import RequestError
-from edge_spec.runtime.captured_calls import CallShape
+from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.device_buffers import RowFetcher
 from edge_spec.runtime.device_calls import DeviceCalls
 from edge_spec.runtime.device_settings import DeviceSettings
@@ -240,18 +240,19 @@ def test_every_call_of_a_fixed_width_has_one_shape(path: Path, monkeypatch: pyte
 # Several drafted tokens in one call
 
 
-@pytest.fixture(scope="module")
-def drafts(tiny_bundle: Callable[..., Path]) -> dict[str, Model]:
-    """Drafts of a pair for CUDA: in CPU memory, resident, and with shapes for CUDA graphs."""
+def draft_of(tiny_bundle: Callable[..., Path], settings: DeviceSettings | None) -> Model:
     path = tiny_bundle(recipe="fp16", device="cuda", draft="close", eos=None, max_position_embeddings=2048)
     bundle = open_bundle(path)
     record = bundle.manifest.draft
     assert record is not None
+    return Model(bundle, record, ["CPUExecutionProvider"], CONTEXT, False, threads=1, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def drafts(tiny_bundle: Callable[..., Path]) -> dict[str, Model]:
+    """Drafts of a pair for CUDA: in CPU memory, resident, and with shapes for CUDA graphs."""
     kinds = {"host": None, "resident": RESIDENT, "capturing": CAPTURING}
-    return {
-        name: Model(bundle, record, ["CPUExecutionProvider"], CONTEXT, False, threads=1, settings=settings)
-        for name, settings in kinds.items()
-    }
+    return {name: draft_of(tiny_bundle, settings) for name, settings in kinds.items()}
 
 
 @pytest.mark.parametrize("past", [1, 200, 253, 600])
@@ -276,26 +277,34 @@ def test_tokens_drafted_in_one_call_on_the_device_are_those_drafted_in_cpu_memor
         assert found[:3] == found[3:6] == found[6:]
 
 
-def test_a_drafting_call_that_fails_with_a_graph_runs_without(
-    drafts: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+def test_a_drafting_call_that_fails_with_a_graph_runs_without_and_so_do_others(
+    tiny_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = drafts["capturing"]
-    run = GraphSession.run
+    model = draft_of(tiny_bundle, CAPTURING)
+    run, graphs = GraphSession.run, []
 
     def failing(self: GraphSession, binding: Any, graph: int | None = None) -> None:
+        graphs.append(graph)
         if graph is not None:
             raise RuntimeError("CUDA error 900")
         run(self, binding)
 
     steps = model.chain_lengths[0]
-    model.cache.rollback(0)
     model.prefill([1, 2, 3])
+    model.forward([4], [0])
+    model.cache.rollback(3)
     expected = model.draft([4], steps)
     model.cache.rollback(3)
     monkeypatch.setattr(GraphSession, "run", failing)
     assert model.draft([4], steps) == expected
     assert model.eager_reason is not None
     assert "CUDA error 900" in model.eager_reason
+    model.cache.rollback(3)
+    model.forward([4], [0])
+    model.cache.rollback(3)
+    assert model.draft([4], steps) == expected
+    assert graphs[0] is not None
+    assert graphs[1:] == [None, None, None]
 
 
 # Rows

@@ -18,7 +18,7 @@ from edge_spec import Engine
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import ProviderError, RequestError
 from edge_spec.runtime import exactness
-from edge_spec.runtime.captured_calls import CallShape
+from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.exactness import FIXED_ROWS, measure_exactness
 from edge_spec.runtime.graph_session import GraphSession
 from edge_spec.runtime.host_calls import HostBuffers, HostCalls
@@ -61,7 +61,7 @@ def depend_on_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def changed(self: Model, token_ids: Sequence[int], *arguments: Any, **options: Any) -> Array:
         logits = forward(self, token_ids, *arguments, **options)
-        wide = self._fixed_rows is None and len(token_ids) > 2
+        wide = self.fixed_rows is None and len(token_ids) > 2
         return np.nextafter(logits, np.float32(np.inf)) if wide else logits
 
     monkeypatch.setattr(Model, "forward", changed)
@@ -147,7 +147,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     widths: list[int | None] = []
 
     def measured(target: Model, vocab_size: int) -> str:
-        widths.append(target._fixed_rows)
+        widths.append(target.fixed_rows)
         return "distribution" if len(widths) == 1 else measure_exactness(target, vocab_size)
 
     monkeypatch.setattr(exactness, "measure_exactness", measured)
@@ -215,7 +215,7 @@ def test_bitwise_is_refused_where_no_width_gives_it(path: Path, monkeypatch: pyt
         edge_spec.load(path, exactness="bitwise")
     with edge_spec.load(path) as engine:
         assert engine.exactness == "distribution"
-        assert engine._target._fixed_rows is None
+        assert engine._target.fixed_rows is None
 
 
 def test_a_model_that_depends_on_the_width_becomes_exact_at_a_fixed_one(
@@ -225,7 +225,7 @@ def test_a_model_that_depends_on_the_width_becomes_exact_at_a_fixed_one(
     depend_on_the_width(monkeypatch)
     with edge_spec.load(path, exactness="bitwise") as engine:
         assert engine.exactness == "bitwise"
-        assert engine._target._fixed_rows == FIXED_ROWS
+        assert engine._target.fixed_rows == FIXED_ROWS
 
 
 # A model of fixed width

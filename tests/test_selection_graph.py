@@ -68,6 +68,9 @@ def outputs_of(path: Path, graph: str, ids: Sequence[int], rows: Sequence[int]) 
 def test_a_graph_for_cuda_selects_the_likeliest_ids_and_never_padding(role: str, pair: Path) -> None:
     manifest = open_bundle(pair).manifest
     for graph in getattr(manifest, role).graphs:
+        if graph.steps > 1:  # what it drafts is all it tells
+            assert not graph.selects
+            continue
         assert graph.selects
         told = outputs_of(pair, graph.path, PROMPT, range(len(PROMPT)))
         usable = told["logits"][:, : manifest.vocab_size]

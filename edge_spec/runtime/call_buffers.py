@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,15 +67,12 @@ class CallBuffers:
         self.logits = logits[:, :columns]
         self.selection: tuple[npt.NDArray[Any], ...] | None = None
         if selects:
-            most = min(SELECTED_TOKENS, columns)
-            outputs: dict[str, npt.NDArray[Any]] = {
-                "top_ids": np.empty((1, logit_rows, most), np.int64),
-                "top_logits": np.empty((1, logit_rows, most), np.float32),
-                "log_sum_exp": np.empty((1, logit_rows), np.float32),
-            }
-            for name, array in outputs.items():
-                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-            self.selection = tuple(array[0] for array in outputs.values())
+            selected = []
+            for name, size, dtype in selected_outputs(logit_rows, columns):
+                array = np.empty(size, dtype)
+                binding.bind_output(name, "cpu", 0, dtype, size, array.ctypes.data)
+                selected.append(array[0])
+            self.selection = tuple(selected)
 
     def row(self, index: int) -> npt.NDArray[np.float32]:
         """One row of logits, float32 [columns]."""
@@ -161,6 +158,19 @@ class ChainCallBuffers:
 
     def fill_mask(self, mask: npt.NDArray[np.bool_] | None, cached: int) -> None:
         """Nothing to write: the graph takes chains only."""
+
+
+def selected_outputs(logit_rows: int, columns: int) -> Iterator[tuple[str, list[int], Any]]:
+    """The outputs of a graph that selects: name, shape and numpy type of ids, logits and log-sum-exp.
+
+    Args:
+        logit_rows: rows of logits of a call.
+        columns: how many of their columns stand for ids.
+    """
+    most = min(SELECTED_TOKENS, columns)
+    yield "top_ids", [1, logit_rows, most], np.int64
+    yield "top_logits", [1, logit_rows, most], np.float32
+    yield "log_sum_exp", [1, logit_rows], np.float32
 
 
 def _bound(onnxruntime: Any, binding: Any, name: str, shape: list[int], dtype: Any) -> npt.NDArray[Any]:

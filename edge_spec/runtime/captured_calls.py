@@ -1,108 +1,18 @@
-"""Which calls of a model have shapes that a CUDA graph can be captured for, and which graph is whose.
-
-A captured graph repeats kernels with the sizes and addresses that they were launched with, so calls are snapped to a
-few shapes: their rows to a few widths, and the length that attention is told to a few buckets of the context. How much
-of the cache counts is still read from ``seqlens_k`` on the device, in every replay.
-"""
+"""Which CUDA graph is replayed for whom, and how calls go on once one of them failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
-# Rows of captured calls. Kernels cost little more for a padding row, but a step is most often one row or few.
-_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-# Attention divides its work by the length it is told, so twice the true one is the most that is acceptable.
-_SMALLEST_BUCKET = 256
+from edge_spec.runtime.call_shape import CallShape
+from edge_spec.runtime.graph_session import GraphSession, said
+
 # Graphs of one model. Each takes some memory for its nodes, and ONNX Runtime gives none of them back.
 _MOST_GRAPHS = 128
 
 
-@dataclass(frozen=True)
-class CallShape:
-    """The shape of a call.
-
-    Attributes:
-        rows: tokens, padding included.
-        logit_rows: rows whose logits are computed, padding included.
-        total: length of cache and rows together that attention is told; ``None`` for the true one.
-    """
-
-    rows: int
-    logit_rows: int
-    total: int | None = None
-
-
-@dataclass(frozen=True)
-class ShapeGrid:
-    """The shapes that calls are snapped to.
-
-    Attributes:
-        widths: rows of a call, ascending.
-        buckets: total lengths, ascending; the last is the whole cache.
-    """
-
-    widths: tuple[int, ...]
-    buckets: tuple[int, ...]
-
-    @classmethod
-    def of_context(cls, slots: int) -> ShapeGrid:
-        """The usual grid for a cache of so many slots."""
-        buckets = []
-        bucket = _SMALLEST_BUCKET
-        while 3 * bucket < 2 * slots:
-            buckets.append(bucket)
-            bucket *= 2
-        return cls(tuple(width for width in _WIDTHS if width <= slots), (*buckets, slots))
-
-    @classmethod
-    def of_one_shape(cls, rows: int, slots: int) -> ShapeGrid:
-        """The grid with one width and one bucket, so that kernels divide their work alike in every call.
-
-        On CUDA attention is split by rows and by the length that it is told, and sums in another order if one of them
-        changes.
-        """
-        return cls((rows,), (slots,))
-
-    def snap(self, rows: int, logit_rows: int, past: int) -> CallShape | None:
-        """The shape of a call, at least as large.
-
-        Args:
-            rows: tokens of the call.
-            logit_rows: rows whose logits are wanted.
-            past: tokens in the cache.
-
-        Returns:
-            The shape; ``None`` if there is none, because the call is too wide or ends where padding has no slots.
-        """
-        width = next((width for width in self.widths if width >= rows), None)
-        if width is None or past + width > self.buckets[-1]:
-            return None
-        total = next(bucket for bucket in self.buckets if bucket >= past + width)
-        # Two kinds of calls ask for logits: of the last row, as a draft's steps, or of each, as a verification.
-        wanted = logit_rows if logit_rows <= 1 and len(self.widths) > 1 else width if logit_rows else 0
-        return CallShape(width, wanted, total)
-
-    def bucket(self, length: int) -> int | None:
-        """The total for so many tokens; ``None`` if there is none."""
-        return next((bucket for bucket in self.buckets if bucket >= length), None)
-
-    def shapes(self, last_row: bool) -> Iterator[CallShape]:
-        """All shapes of calls with logits, those that are needed first before the others.
-
-        Args:
-            last_row: whether calls want the logits of one row only.
-        """
-        for total in self.buckets:
-            for width in self.widths:
-                if width <= total:
-                    shape = self.snap(width, 1 if last_row else width, total - width)
-                    assert shape is not None  # it is one itself
-                    yield shape
-
-
 class CapturedCalls:
-    """Hands out the numbers by which ONNX Runtime knows captured graphs.
+    """Hands out the numbers by which ONNX Runtime knows captured graphs, and runs calls by them.
 
     A number belongs to one set of buffers, since the graph knows their addresses, and is never used for another.
 
@@ -115,6 +25,7 @@ class CapturedCalls:
         self.reason: str | None = None
         self._most = most
         self._count = 0
+        self._failed = False
 
     @property
     def count(self) -> int:
@@ -131,6 +42,22 @@ class CapturedCalls:
         self._count += 1  # 0 is ONNX Runtime's own number, for calls that name none
         return self._count
 
-    def give_up(self, reason: str) -> None:
-        """Capture no more, because of what happened."""
-        self.reason = reason
+    def run(self, session: GraphSession, binding: Any, graph: int | None) -> None:
+        """Run what is bound: by its graph, or without once a call with a graph has failed.
+
+        Args:
+            session: of the binding.
+            binding: with inputs that are filled in.
+            graph: the number of its graph; ``None`` if it has none.
+
+        Raises:
+            Exception: whatever ONNX Runtime raises without a graph.
+        """
+        if graph is not None and not self._failed:
+            try:
+                session.run(binding, graph)
+                return
+            except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
+                self._failed = True
+                self.reason = f"a call failed with a CUDA graph: {said(error)}"
+        session.run(binding)

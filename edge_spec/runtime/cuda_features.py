@@ -19,7 +19,7 @@ import numpy as np
 from edge_spec.errors import ProviderError
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.cuda_options import cuda_options
-from edge_spec.runtime.device_settings import DeviceSettings, Lending
+from edge_spec.runtime.device_settings import CUDA_GRAPHS, DeviceSettings, Lending
 from edge_spec.runtime.graph_session import said
 from edge_spec.runtime.probe_models import (
     ATTENTION_MODEL,
@@ -158,7 +158,7 @@ def settings_for(
     reasons = {
         "trees": features.trees or features.shared_weights,
         "4-bit weights": features.int4,
-        "CUDA graphs": features.graphs,
+        CUDA_GRAPHS: features.graphs,
     }
     return DeviceSettings(
         "cuda",

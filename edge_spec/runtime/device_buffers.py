@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.manifest import SELECTED_TOKENS
 from edge_spec.runtime.bound_input import BoundInput
-from edge_spec.runtime.captured_calls import CallShape
+from edge_spec.runtime.call_buffers import selected_outputs
+from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.probe_models import ROW_MODEL
 
 
@@ -137,13 +137,7 @@ class DeviceCallBuffers:
         self._logits = memory.bind(binding, shape.logit_rows)
         self._selection: list[Any] = []
         if selects:
-            most = min(SELECTED_TOKENS, columns)
-            outputs: tuple[tuple[str, list[int], Any], ...] = (
-                ("top_ids", [1, shape.logit_rows, most], np.int64),
-                ("top_logits", [1, shape.logit_rows, most], np.float32),
-                ("log_sum_exp", [1, shape.logit_rows], np.float32),
-            )
-            for name, size, dtype in outputs:
+            for name, size, dtype in selected_outputs(shape.logit_rows, columns):
                 value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(size, dtype, device)
                 binding.bind_ortvalue_output(name, value)
                 self._selection.append(value)

@@ -1,16 +1,17 @@
-"""The calls of one model whose inputs and logits lie on the device: their buffers, and the CUDA graphs over them."""
+"""The calls of one model whose inputs and logits lie on the device: their buffers, kept where CUDA graphs know them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edge_spec.manifest import ArchitectureRecord
-from edge_spec.runtime.captured_calls import CallShape, CapturedCalls, ShapeGrid
+from edge_spec.runtime.call_shape import CallShape
+from edge_spec.runtime.captured_calls import CapturedCalls
 from edge_spec.runtime.cuda_options import cuda_options
 from edge_spec.runtime.device_buffers import DeviceCallBuffers, LogitsMemory, RowFetcher
 from edge_spec.runtime.device_settings import DeviceSettings
-from edge_spec.runtime.graph_session import GraphSession, said
+from edge_spec.runtime.graph_session import GraphSession
 from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.provider import CUDA_PROVIDER
 
@@ -33,7 +34,8 @@ class DeviceCalls:
         bias_type: Any,
         columns: int,
         selects: bool,
-        grid: ShapeGrid | None,
+        widest: int,
+        captured: CapturedCalls | None,
     ) -> None:
         """Start without buffers.
 
@@ -45,12 +47,12 @@ class DeviceCalls:
             bias_type: numpy type of a tree's bias.
             columns: how many columns of the logits stand for ids.
             selects: whether the graphs select the likeliest of them.
-            grid: the shapes that calls are snapped to; ``None`` if they are run as they come.
+            widest: most rows of calls with CUDA graphs.
+            captured: gives them; ``None`` if calls run without.
         """
         self._ort = onnxruntime
         self._settings = settings
-        self._grid = grid
-        self._captured = CapturedCalls() if grid is not None and settings.captures else None
+        self._captured = captured
         self._bias_type = bias_type
         self._logits_size = facts.logits_size
         self._columns = columns
@@ -59,37 +61,10 @@ class DeviceCalls:
         self._fetcher = RowFetcher(onnxruntime, named, settings.name)
         self._calls: dict[_Key, DeviceCallBuffers] = {}
         # Calls with graphs go on writing where they did when they were captured; the others' memory may grow.
-        widest = 0 if self._captured is None or grid is None else grid.widths[-1]
-        self._fixed_memory = LogitsMemory(onnxruntime, widest, facts.logits_size, settings.name)
+        self._fixed_memory = LogitsMemory(
+            onnxruntime, 0 if captured is None else widest, facts.logits_size, settings.name
+        )
         self._memory = self._fixed_memory
-
-    @property
-    def eager_reason(self) -> str | None:
-        """Why calls run without CUDA graphs, or some of them; ``None`` if there is nothing to say."""
-        if self._captured is not None:
-            return self._captured.reason
-        return next((lack for lack in self._settings.lacks if lack.startswith("CUDA graphs")), None)
-
-    @property
-    def graphs(self) -> int:
-        """CUDA graphs that were numbered so far."""
-        return 0 if self._captured is None else self._captured.count
-
-    def snap(self, rows: int, logit_rows: int, past: int) -> CallShape | None:
-        """The shape of a call, see :meth:`ShapeGrid.snap`; ``None`` if it is run as it comes."""
-        return None if self._grid is None else self._grid.snap(rows, logit_rows, past)
-
-    def bucket(self, length: int) -> int | None:
-        """The total that attention is told for so many tokens; ``None`` for the true one."""
-        return None if self._grid is None else self._grid.bucket(length)
-
-    def number(self, total: int | None) -> int | None:
-        """A number for the CUDA graph of other buffers of the caller's; ``None`` if its calls run without."""
-        return None if self._captured is None else self._captured.number(CallShape(1, 1, total))
-
-    def shapes(self, last_row: bool) -> Iterator[CallShape]:
-        """The shapes of calls that CUDA graphs are captured for, see :meth:`ShapeGrid.shapes`."""
-        return iter(()) if self._captured is None or self._grid is None else self._grid.shapes(last_row)
 
     def call(self, session: GraphSession, shape: CallShape, cache: KVCache) -> DeviceCallBuffers:
         """The buffers of calls of this shape on this cache, which has room for them."""
@@ -104,20 +79,10 @@ class DeviceCalls:
 
     def run(self, session: GraphSession, call: DeviceCallBuffers, cache: KVCache, rows: int) -> None:
         """Run a call whose inputs are filled in. Raises whatever ONNX Runtime raises."""
-        try:
-            session.run(call.binding, call.graph)
-        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            if call.graph is None or self._captured is None:
-                raise
-            self.give_up(error)
-            for other in self._calls.values():
-                other.graph = None
+        if self._captured is None:
             session.run(call.binding)
-
-    def give_up(self, error: Exception) -> None:
-        """Capture no more, since a call with a CUDA graph failed."""
-        if self._captured is not None:
-            self._captured.give_up(f"a call failed with a CUDA graph: {said(error)}")
+        else:
+            self._captured.run(session, call.binding, call.graph)
 
     def forget(self, session: GraphSession) -> None:
         """Give back the buffers of a session that is closed."""

@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge_spec.device_facts import board
+from edge_spec.nvml import find_library, memory_teller
 from edge_spec.runtime.free_memory import available_memory, total_memory
 
 _ROOT = Path("/")
-_BOARD, _JETSON_RELEASE = "proc/device-tree/model", "etc/nv_tegra_release"
-_CUDA, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+_JETSON_RELEASE = "etc/nv_tegra_release"
+_CUDA = "libcuda.so.1"
 
 # CU_DEVICE_ATTRIBUTE_INTEGRATED: the GPU shares the memory of the machine.
 _INTEGRATED = 18
@@ -43,12 +45,6 @@ class GpuMemory:
     free: Callable[[], int | None]
 
 
-class _Memory(ctypes.Structure):
-    """What NVML tells of a device, in bytes (nvmlMemory_t)."""
-
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
 def find_gpu(root: Path = _ROOT, load: Callable[[str], Any] = ctypes.CDLL) -> GpuMemory | None:
     """Return the memory of the GPU that CUDA takes first, or ``None`` if there is none.
 
@@ -56,8 +52,8 @@ def find_gpu(root: Path = _ROOT, load: Callable[[str], Any] = ctypes.CDLL) -> Gp
         root: where ``proc``, ``etc`` and ``sys`` lie.
         load: opens a library by its name; raises OSError if there is none.
     """
-    if (board := _jetson(root)) is not None:
-        return _shared(board, root)
+    if (jetson := _jetson(root)) is not None:
+        return _shared(jetson, root)
     try:
         cuda = load(_CUDA)
         device = ctypes.c_int()
@@ -87,34 +83,20 @@ def _shared(name: str, root: Path) -> GpuMemory:
 
 def _jetson(root: Path) -> str | None:
     """The name of the board, if it is a Jetson. The file of its release is not there in every container."""
-    try:
-        board = (root / _BOARD).read_bytes().decode("utf-8", "replace").strip("\0\n ")
-    except OSError:
-        board = ""
-    if any(word in board for word in ("Jetson", "Tegra")):
-        return board
-    return (board or "Jetson") if (root / _JETSON_RELEASE).exists() else None
+    name = board(root) or ""
+    if any(word in name for word in ("Jetson", "Tegra")):
+        return name
+    return (name or "Jetson") if (root / _JETSON_RELEASE).exists() else None
 
 
 def _nvml_free(load: Callable[[str], Any], address: bytes, total: int) -> Callable[[], int | None] | None:
     """Tells what is free by NVML, which needs no context on the device; ``None`` where it cannot."""
-    try:
-        nvml = load(_NVML)
-        handle = ctypes.c_void_p()
-        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)):
-            return None
-    except (OSError, AttributeError):
+    library = find_library(load)
+    memory = None if library is None else memory_teller(library, address)
+    first = None if memory is None else memory()
+    if memory is None or first is None or total < (1 - _PART) * first.total:
         return None
-
-    def memory() -> _Memory | None:
-        told = _Memory()
-        return None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(told)) else told
-
-    def free() -> int | None:
-        return None if (told := memory()) is None else int(told.free)
-
-    first = memory()
-    return None if first is None or total < (1 - _PART) * first.total else free
+    return lambda: None if (told := memory()) is None else told.free
 
 
 def _cuda_free(cuda: Any, device: ctypes.c_int) -> int | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 # How a value that does not own its memory can be made from Python. Not every build has DLPack, and whether ONNX Runtime
 # takes such a value for one on the right device has to be tried.
 Lending = Literal["dlpack", "binding"]
+
+# What a lack of them is called.
+CUDA_GRAPHS = "CUDA graphs"
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,12 @@ class DeviceSettings:
     options: Mapping[str, str] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     profile: str | None = None
+
+    @property
+    def eager_reason(self) -> str | None:
+        """Why no calls are captured here, as far as it is a lack of the device's."""
+        return next((lack for lack in self.lacks if lack.startswith(CUDA_GRAPHS)), None)
+
+    def without_graphs(self, reason: str) -> DeviceSettings:
+        """The same where it has turned out that calls are not captured."""
+        return replace(self, captures=False, lacks=(*self.lacks, f"{CUDA_GRAPHS}: {reason}"))

@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.runtime.bound_input import BoundInput
-from edge_spec.runtime.device_calls import DeviceCalls
+from edge_spec.runtime.call_shape import CallShape
+from edge_spec.runtime.captured_calls import CapturedCalls
+from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.graph_session import GraphSession
 from edge_spec.runtime.kv_cache import KVCache
+from edge_spec.runtime.shape_grid import ShapeGrid
 
 # Calls of other widths are bound anew: the draft reads the text's last token, or the last two.
 _MOST_SHAPES = 4
@@ -45,8 +48,9 @@ class DraftChain:
         session: GraphSession,
         steps: int,
         columns: int,
-        device: str = "cpu",
-        calls: DeviceCalls | None = None,
+        settings: DeviceSettings,
+        grid: ShapeGrid | None,
+        captured: CapturedCalls | None,
     ) -> None:
         """Prepare calls.
 
@@ -55,15 +59,17 @@ class DraftChain:
             session: of the graph.
             steps: tokens that a call drafts.
             columns: columns of the draft's logits that stand for ids.
-            device: where inputs and outputs lie.
-            calls: the model's other calls, if they have shapes for CUDA graphs; so have these then.
+            settings: how the device is used.
+            grid: its buckets are what attention is told; ``None`` if it is told the true length.
+            captured: gives CUDA graphs, as to the model's other calls; ``None`` if calls run without.
         """
         self.session = session
         self.steps = steps
         self._ort = onnxruntime
         self._columns = columns
-        self._device = device
-        self._device_calls = calls
+        self._settings = settings
+        self._grid = grid
+        self._captured = captured
         self._calls: dict[tuple[int, int, int, int | None], _Call] = {}
         self._bound: tuple[KVCache, int] | None = None
 
@@ -91,41 +97,33 @@ class DraftChain:
         """
         call = self._call(cache, len(token_ids), 1 if noise is None else self._columns)
         call.fill(token_ids, cache.length, noise, inverse_temperature)
-        try:
-            self.session.run(call.binding, call.graph)
-        except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-            if call.graph is None or self._device_calls is None:
-                raise
-            self._device_calls.give_up(error)
-            for other in self._calls.values():
-                other.graph = None
+        if self._captured is None:
             self.session.run(call.binding)
+        else:
+            self._captured.run(self.session, call.binding, call.graph)
         return DraftedChain(*call.drafted())
 
     def release(self) -> None:
         """Let go of the cache's buffers, unless they stay where they are for good."""
-        if self._device_calls is None:
+        if not self._settings.resident:
             self._calls.clear()
             self._bound = None
 
     def _call(self, cache: KVCache, rows: int, noise_columns: int) -> _Call:
         """The buffers of calls of this shape."""
-        total = None
-        if self._device_calls is None:
-            # Several calls share a cache's buffers, which it replaces as it grows.
-            if self._bound != (cache, cache.version):
-                self.release()
-                self._bound = (cache, cache.version)
-        else:
-            total = self._device_calls.bucket(cache.length + self.slots(rows))
+        # Several calls share a cache's buffers, which it replaces as it grows, unless they stay on the device.
+        if not self._settings.resident and self._bound != (cache, cache.version):
+            self.release()
+            self._bound = (cache, cache.version)
+        total = None if self._grid is None else self._grid.bucket(cache.length + self.slots(rows))
         key = (cache.buffers, rows, noise_columns, total)
         call = self._calls.get(key)
         if call is None:
-            if self._device_calls is None and len(self._calls) == _MOST_SHAPES:
+            if not self._settings.resident and len(self._calls) == _MOST_SHAPES:
                 del self._calls[next(iter(self._calls))]
-            graph = None if self._device_calls is None else self._device_calls.number(total)
+            graph = None if self._captured is None else self._captured.number(CallShape(rows, 1, total))
             call = self._calls[key] = _Call(
-                self._ort, self.session, cache, self.steps, rows, noise_columns, self._device, total, graph
+                self._ort, self.session, cache, self.steps, rows, noise_columns, self._settings.name, total, graph
             )
         return call
 

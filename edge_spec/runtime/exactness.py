@@ -28,7 +28,7 @@ _WIDTHS = (1, 2, 5)
 _ROWS = 6
 _CACHED = 11
 # On devices attention divides the past among its threads by how long it is told that it is; between the smallest
-# buckets (see captured_calls) that changes within one call.
+# buckets (see shape_grid) that changes within one call.
 _FAR_CACHED = (254, 510)
 
 

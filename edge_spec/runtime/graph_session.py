@@ -9,8 +9,18 @@ from typing import Any
 from edge_spec.errors import BundleError, DeviceMemoryError, ProviderError
 from edge_spec.runtime.provider import CUDA_PROVIDER
 
-# What ONNX Runtime and CUDA say when the device has no memory left.
-_OUT_OF_MEMORY = ("failed to allocate memory", "out of memory", "available memory of", "alloc_failed", "bad allocation")
+# What ONNX Runtime's arenas, CUDA and its libraries, and C++ say, in lower case. ONNX Runtime has no class for it.
+_OUT_OF_MEMORY = (
+    "failed to allocate memory",
+    "available memory of",
+    "is smaller than requested bytes",
+    "out of memory",
+    "out_of_memory",
+    "cudaerrormemoryallocation",
+    "alloc_failed",
+    "bad_alloc",
+    "bad allocation",
+)
 
 # What it says where not every node of a graph runs on the GPU.
 _NOT_CAPTURED = ("graph capture feature", "cuda graph feature")
@@ -135,12 +145,12 @@ def call_failure(error: Exception, rows: int, cached: int) -> ProviderError:
     return ProviderError(f"ONNX Runtime failed in {call}: {said(error)}. Nothing of it counts; the engine can go on.")
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether ONNX Runtime failed because memory was short."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that ONNX Runtime failed because memory was short."""
     text = str(error).lower()
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """What an error says, in one line."""
     return " ".join(str(error).split())

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edge_spec.manifest import ArchitectureRecord
 from edge_spec.runtime.call_buffers import CallBuffers, ChainCallBuffers
-from edge_spec.runtime.captured_calls import CallShape
+from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.graph_session import GraphSession
 from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.new_rows import NewRows
@@ -57,6 +57,9 @@ class HostCalls:
     def clear(self) -> None:
         """Forget all calls: they hold the buffers of the cache."""
         self._calls.clear()
+
+    def forget(self, session: GraphSession) -> None:
+        """Nothing to forget of a session that is closed: in CPU memory one does it all."""
 
     def call(self, session: GraphSession, shape: CallShape, cache: KVCache) -> HostBuffers:
         """The buffers of calls of this shape on this cache, which has room for them."""

@@ -9,6 +9,7 @@ import numpy as np
 from edge_spec.errors import ProviderError, RequestError
 from edge_spec.manifest import CacheType, Manifest
 from edge_spec.onnx_runtime import import_onnxruntime
+from edge_spec.runtime.provider import CPU_PROVIDER
 
 # One node, GroupQueryAttention with one head of 8 channels and an int8 cache. Kept as bytes, because the runtime does
 # not depend on onnx. The tests build it again and compare.
@@ -56,7 +57,7 @@ def takes_int8_cache() -> bool:
         "scale": np.full((1, 1, 1, 8), 0.5, np.float32),
     }
     try:
-        session = onnxruntime.InferenceSession(INT8_ATTENTION_MODEL, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(INT8_ATTENTION_MODEL, options, providers=[CPU_PROVIDER])
         (attended,) = session.run(["attended"], feeds)
     except Exception:  # ONNX Runtime raises classes of its own that share no base below Exception
         return False

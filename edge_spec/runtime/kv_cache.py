@@ -213,7 +213,7 @@ class KVCache:
             if self._buffers:
                 self.capacity = capacity
                 return
-        # Some kernels on devices weigh slots that do not count with zero, which would not hide a number that is none.
+        # Some kernels on devices weigh slots that do not count with zero, which would not hide a NaN.
         empty = None if self._device == "cpu" else np.zeros(shape, self._dtype)
         try:
             for name in self._names:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
@@ -24,11 +24,10 @@ from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draf
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.provider import CPU_PROVIDER
 from edge_spec.runtime.tokenizer import TextTokenizer
 
 _LOG = logging.getLogger(__name__)
-
-_CPU_PROVIDER = "CPUExecutionProvider"
 
 # Tokens in the draft's cache at which two places for it are compared.
 _USUAL_PAST = 256
@@ -109,34 +108,13 @@ def load_pair(
             draft_tokenizer = TextTokenizer(bundle.path / DRAFT_TOKENIZER)
             give_back()
 
-    def model(
-        record: ModelRecord, context: int, kv: CacheType, exact_rows: bool, fixed_rows: int | None = None
-    ) -> Model:
-        # The rotary table ends one row behind the context, and padding rows need their place in it. Another exporter's
-        # model ends with the context, and so one token earlier if calls have a padding row.
-        own = record.graphs[0].via == "native"
-        longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
-        on_gpu = manifest.device_of(record) == "cuda"
-        runs_on = list(providers) if on_gpu or manifest.device == "cpu" else [_CPU_PROVIDER]
-        is_target = record is manifest.target
-        settings = settings_for(runs_on, (arenas or {}).get("target" if is_target else "draft"))
-        if not is_target:  # a draft writes chains
-            settings = replace(settings, tree_graph=False)
-        with notes.of(_part(record, manifest), device_taken if on_gpu else None):
-            loaded = Model(
-                bundle, record, runs_on, min(context, longest), exact_rows, threads, fixed_rows, kv, settings
-            )
-            give_back()
-        capture(loaded, last_row=not is_target)
-        if loaded.eager_reason is not None and loaded.eager_reason not in settings.lacks:
-            _LOG.warning("some calls run without CUDA graphs: %s", loaded.eager_reason)
-        return loaded
+    opener = _Opener(bundle, providers, threads, notes, device_taken, arenas or {})
 
     def target_of(fixed_rows: int | None) -> Model:
-        return model(manifest.target, first.context, first.target_kv, True, fixed_rows)
+        return opener.model(manifest.target, first.context, first.target_kv, True, fixed_rows)
 
     target, level = load_at_level(target_of, exactness, manifest.vocab_size)
-    drafts = _Drafts(manifest, model)
+    drafts = _Drafts(manifest, opener.model)
     if isinstance(calibration, Calibration):
         configuration = first
         calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
@@ -155,25 +133,15 @@ def load_pair(
                 draft_tokens=draft_text,
             )
 
-        calibrations = []
-        for choice in configurations:
-            key = {
-                "bundle": manifest.digest,
-                "machine": machine(on_gpu=providers[0] != _CPU_PROVIDER),
-                "provider": providers[0],
-                "threads": threads,
-                "context": target.context,
-                "widest": choice.widest,
-                "draft": choice.draft_device,
-                "draft_window": choice.draft_window,
-                "target_kv": choice.target_kv,
-                "draft_kv": choice.draft_kv,
-                "fixed_rows": target.fixed_rows,
-                "onnxruntime": import_onnxruntime().__version__,
-            }
-            calibrations.append(
-                load_or_calibrate(key, partial(measured, choice), default_folder(), fresh=calibration == "fresh")
+        calibrations = [
+            load_or_calibrate(
+                _conditions(bundle, providers, threads, target, choice),
+                partial(measured, choice),
+                default_folder(),
+                fresh=calibration == "fresh",
             )
+            for choice in configurations
+        ]
         chosen = _faster(calibrations)
         configuration, calibration = configurations[chosen], calibrations[chosen]
     draft = drafts.load(configuration)
@@ -195,6 +163,51 @@ def load_pair(
         level,
         calibration,
     )
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens models of a bundle, and notes what they take; its fields are arguments of :func:`load_pair`."""
+
+    bundle: Bundle
+    providers: Sequence[str]
+    threads: int | None
+    notes: MemoryNotes
+    device_taken: Callable[[], int | None]
+    arenas: Mapping[str, int]
+
+    def model(
+        self, record: ModelRecord, context: int, kv: CacheType, exact_rows: bool, fixed_rows: int | None = None
+    ) -> Model:
+        """Open one of the models; see :class:`Model`."""
+        manifest = self.bundle.manifest
+        # The rotary table ends one row behind the context, and padding rows need their place in it. Another exporter's
+        # model ends with the context, and so one token earlier if calls have a padding row.
+        own = record.graphs[0].via == "native"
+        longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
+        on_gpu = manifest.device_of(record) == "cuda"
+        runs_on = list(self.providers) if on_gpu or manifest.device == "cpu" else [CPU_PROVIDER]
+        is_target = record is manifest.target
+        settings = settings_for(runs_on, self.arenas.get("target" if is_target else "draft"))
+        if not is_target:  # a draft writes chains
+            settings = replace(settings, tree_graph=False)
+        with self.notes.of(_part(record, manifest), self.device_taken if on_gpu else None):
+            loaded = Model(
+                self.bundle,
+                record,
+                runs_on,
+                min(context, longest),
+                exact_rows,
+                self.threads,
+                fixed_rows,
+                kv,
+                settings,
+            )
+            give_back()
+        capture(loaded, last_row=not is_target)
+        if loaded.eager_reason is not None and loaded.eager_reason not in settings.lacks:
+            _LOG.warning("some calls run without CUDA graphs: %s", loaded.eager_reason)
+        return loaded
 
 
 class _Drafts:
@@ -225,6 +238,26 @@ class _Drafts:
             self._loaded[device] = load()
             self.seconds = perf_counter() - started
         return self._loaded[device]
+
+
+def _conditions(
+    bundle: Bundle, providers: Sequence[str], threads: int | None, target: Model, choice: Configuration
+) -> dict[str, Any]:
+    """What costs belong to: where one of these is different, they are measured anew."""
+    return {
+        "bundle": bundle.manifest.digest,
+        "machine": machine(on_gpu=providers[0] != CPU_PROVIDER),
+        "provider": providers[0],
+        "threads": threads,
+        "context": target.context,
+        "widest": choice.widest,
+        "draft": choice.draft_device,
+        "draft_window": choice.draft_window,
+        "target_kv": choice.target_kv,
+        "draft_kv": choice.draft_kv,
+        "fixed_rows": target.fixed_rows,
+        "onnxruntime": import_onnxruntime().__version__,
+    }
 
 
 def _faster(calibrations: Sequence[Calibration]) -> int:

@@ -5,34 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge_spec.errors import MemoryBudgetError
+from edge_spec.runtime.graph_session import is_out_of_memory, said
 from edge_spec.runtime.memory_plan import MemoryPlan
-
-# What ONNX Runtime's arenas, CUDA and its libraries, and C++ say, in lower case. ONNX Runtime has no class for it.
-_SIGNS = (
-    "failed to allocate memory",
-    "is smaller than requested bytes",
-    "out of memory",
-    "out_of_memory",
-    "cudaerrormemoryallocation",
-    "status_alloc_failed",
-    "bad_alloc",
-    "bad allocation",
-)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or one that it came from, means that there was no memory."""
-    return any(
-        isinstance(cause, MemoryError | MemoryBudgetError) or any(sign in str(cause).lower() for sign in _SIGNS)
-        for cause in _causes(error)
-    )
+    kinds = MemoryError | MemoryBudgetError
+    return any(isinstance(cause, kinds) or is_out_of_memory(cause) for cause in _causes(error))
 
 
 def loading_failure(plan: MemoryPlan, error: BaseException) -> MemoryBudgetError:
     """The error of a load that fits its plan, but not what there was."""
     first = list(_causes(error))[-1]
     return MemoryBudgetError(
-        f"There was no memory to load this bundle as planned ({' '.join(str(first).split()) or 'no memory'}):\n{plan}\n"
+        f"There was no memory to load this bundle as planned ({said(first) or 'no memory'}):\n{plan}\n"
         "Something else has taken memory meanwhile, or the plan is off on this device. Free some, or give a smaller "
         "budget (memory_budget, --memory-budget), with which less is planned."
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from edge_spec.bundle import Bundle
 from edge_spec.errors import DeviceMemoryError, ProviderError, RequestError
 from edge_spec.manifest import CacheType, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
-from edge_spec.runtime.captured_calls import CallShape, ShapeGrid
+from edge_spec.runtime.call_shape import CallShape
+from edge_spec.runtime.captured_calls import CapturedCalls
 from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.device_calls import DeviceCalls
 from edge_spec.runtime.device_settings import DeviceSettings
@@ -26,13 +26,11 @@ from edge_spec.runtime.host_calls import HostCalls
 from edge_spec.runtime.kv_cache import KVCache, SpareBuffers
 from edge_spec.runtime.logit_rows import LogitRows, SelectedRows
 from edge_spec.runtime.model_sessions import choose_graph, open_sessions
+from edge_spec.runtime.shape_choice import ShapeChoice
+from edge_spec.runtime.shape_grid import ShapeGrid
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
 PREFILL_ROWS = 64
-
-# No kernel takes rows in smaller blocks than this. In wider calls a last block of one row would round differently, so
-# those get an even number of rows (docs/exactness.md).
-_ONE_BLOCK_ROWS = 16
 
 
 class Model:
@@ -85,22 +83,16 @@ class Model:
         self._process = os.getpid()
         self._session: GraphSession | None = None
         self._trees: GraphSession | None = None
-        self._chains: dict[int, DraftChain] = {}
+        self._drafting: dict[int, DraftChain] = {}
         self._ort = import_onnxruntime()
         self._settings = settings_for(providers) if settings is None else settings
-        # Elsewhere kernels round differently at each width, and one padding row would help nobody.
-        self._exact_rows = exact_rows and self._settings.name == "cpu"
-        self._fixed_rows = fixed_rows
         self.columns = bundle.manifest.usable_columns(record)
-        self._logits_size = record.architecture.logits_size
         graph = choose_graph(bundle, record, kv)
-        self._selects = graph.selects
         sessions = open_sessions(self._ort, bundle, record, graph, providers, threads, self._settings)
         self._session, self._trees = sessions.chains, sessions.trees
         if sessions.graphs_refused is not None:
-            lack = f"CUDA graphs: {sessions.graphs_refused}"
-            self._settings = replace(self._settings, captures=False, lacks=(*self._settings.lacks, lack))
-        self._bias_type: Any = np.float16 if graph.kv == "float16" else np.float32
+            self._settings = self._settings.without_graphs(sessions.graphs_refused)
+        bias_type: Any = np.float16 if graph.kv == "float16" else np.float32
         self.context = context
         self.positions = record.architecture.context_length
         self._architecture = record.architecture
@@ -109,6 +101,15 @@ class Model:
         self._slots = context + (fixed_rows or 1)
         self._spare = SpareBuffers() if self._settings.resident else None
         self.cache = self.new_cache()
+        self._grid = ShapeGrid.of_device(self._settings, self._slots, fixed_rows)
+        self._shapes = ShapeChoice(
+            # Elsewhere kernels round differently at each width, and one padding row would help nobody.
+            exact_rows and self._settings.name == "cpu",
+            fixed_rows,
+            self._grid,
+            int(graph.selects),  # not every provider takes no rows at all where it selects
+        )
+        self._captured = None if self._grid is None or not self._settings.captures else CapturedCalls()
         self._calls: HostCalls | DeviceCalls
         if self._settings.resident:
             self._calls = DeviceCalls(
@@ -116,31 +117,32 @@ class Model:
                 self._settings,
                 providers,
                 self._architecture,
-                self._bias_type,
+                bias_type,
                 self.columns,
-                self._selects,
-                self._grid(),
+                graph.selects,
+                0 if self._grid is None else self._grid.widths[-1],
+                self._captured,
             )
         else:
             reads_only = graph.via == "optimum"
             self._calls = HostCalls(
-                self._ort, self._architecture, self._bias_type, self.columns, self._selects, reads_only, PREFILL_ROWS
+                self._ort, self._architecture, bias_type, self.columns, graph.selects, reads_only, PREFILL_ROWS
             )
-
-        device_calls = self._calls if isinstance(self._calls, DeviceCalls) else None
         for steps, session in sessions.drafting.items():
-            self._chains[steps] = DraftChain(self._ort, session, steps, self.columns, self._settings.name, device_calls)
+            self._drafting[steps] = DraftChain(
+                self._ort, session, steps, self.columns, self._settings, self._grid, self._captured
+            )
 
     def __del__(self) -> None:
         """In a forked process keep the session for ever: its threads did not come along, and its end waits for them."""
         if os.getpid() != self._process:
-            for session in (self._session, self._trees, *(chain.session for chain in self._chains.values())):
+            for session in self._sessions():
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
     @property
     def fixed_rows(self) -> int | None:
         """Rows of every session call; ``None`` where a call has as many as it is given."""
-        return self._fixed_rows
+        return self._shapes.fixed_rows
 
     @property
     def takes_trees(self) -> bool:
@@ -155,7 +157,7 @@ class Model:
     @property
     def chain_lengths(self) -> tuple[int, ...]:
         """How many tokens one call can draft, the fewest first; none where each needs a call of its own."""
-        return tuple(sorted(self._chains))
+        return tuple(sorted(self._drafting))
 
     @property
     def slides(self) -> bool:
@@ -170,12 +172,12 @@ class Model:
     @property
     def eager_reason(self) -> str | None:
         """Why calls run without CUDA graphs, or some of them; ``None`` if there is nothing to say."""
-        return self._calls.eager_reason if isinstance(self._calls, DeviceCalls) else None
+        return self._settings.eager_reason if self._captured is None else self._captured.reason
 
     @property
     def widest_tree(self) -> int:
         """Most draft tokens of one call that travel with the text's last token."""
-        return (self._fixed_rows or PREFILL_ROWS) - 1
+        return (self.fixed_rows or PREFILL_ROWS) - 1
 
     def new_cache(self) -> KVCache:
         """An empty cache for another text, see :meth:`use`."""
@@ -222,8 +224,8 @@ class Model:
         rows, past = len(token_ids), self.cache.length
         if not 0 < rows <= self.context - past:
             raise RequestError(f"{rows} tokens do not fit: the cache holds {past} of {self.context}.")
-        if self._fixed_rows is not None and rows > self._fixed_rows:
-            return self._forward_split(self._fixed_rows, token_ids, logit_rows, positions, mask)
+        if self.fixed_rows is not None and rows > self.fixed_rows:
+            return self._forward_split(self.fixed_rows, token_ids, logit_rows, positions, mask)
         branched = mask is not None or positions is not None
         if branched and self._trees is None:
             raise RequestError("This graph takes chains only; load a bundle with a tree graph for masks and positions.")
@@ -232,7 +234,9 @@ class Model:
         session = self._trees if branched else self._session
         assert session is not None
         wanted = len(logit_rows)
-        shape = self._shape(session, rows, wanted, past)
+        # The bias of a sliding window counts slots from the true length.
+        windowed = session.takes_trees and self._architecture.sliding_window is not None
+        shape = self._shapes.of(rows, wanted, past, snaps=not windowed)
         if past + shape.rows > self.cache.capacity:
             self._grow(past + shape.rows)
         call: Any = self._calls.call(session, shape, self.cache)
@@ -268,7 +272,7 @@ class Model:
             ProviderError: ONNX Runtime failed; the cache holds what it held.
             RequestError: the tokens do not fit into the context.
         """
-        chain, past = self._chains[steps], self.cache.length
+        chain, past = self._drafting[steps], self.cache.length
         slots = chain.slots(len(token_ids))
         if not token_ids or slots > self.context - past:
             raise RequestError(
@@ -294,25 +298,28 @@ class Model:
 
         They are of the graph for chains, the one for trees if it is apart, and those that draft several tokens.
         """
-        trees = [self._trees] if self.trees_apart else []
-        sessions = [self._session, *trees, *(chain.session for chain in self._chains.values())]
-        return [session.end_profile() for session in sessions if session is not None]
+        return [session.end_profile() for session in self._sessions()]
 
     def drop_trees(self) -> None:
         """Close the graph for trees, if it is one apart."""
         if self._trees is not None and self.trees_apart:
-            if isinstance(self._calls, DeviceCalls):
-                self._calls.forget(self._trees)
+            self._calls.forget(self._trees)
             self._trees = None
 
     def captured_shapes(self, last_row: bool) -> Iterator[CallShape]:
-        """The shapes of calls that CUDA graphs are captured for; see :mod:`edge_spec.runtime.capturing`."""
-        return self._calls.shapes(last_row) if isinstance(self._calls, DeviceCalls) else iter(())
+        """The shapes of calls that CUDA graphs are captured for, see :meth:`ShapeGrid.shapes`; none without graphs."""
+        return iter(()) if self._captured is None or self._grid is None else self._grid.shapes(last_row)
+
+    def _sessions(self) -> list[GraphSession]:
+        """All there are, each once."""
+        trees = self._trees if self.trees_apart else None
+        sessions = (self._session, trees, *(chain.session for chain in self._drafting.values()))
+        return [session for session in sessions if session is not None]
 
     def _release(self) -> None:
         """Let go of the cache's buffers."""
         self._calls.clear()
-        for chain in self._chains.values():
+        for chain in self._drafting.values():
             chain.release()
 
     def _grow(self, slots: int) -> None:
@@ -347,30 +354,3 @@ class Model:
                 return rows
             logits[wanted] = rows
         return logits
-
-    def _padded(self, rows: int) -> int:
-        if self._fixed_rows is not None:
-            return self._fixed_rows
-        if not self._exact_rows:
-            return rows
-        return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)
-
-    def _grid(self) -> ShapeGrid | None:
-        """The shapes that calls are snapped to; ``None`` for none."""
-        if self._fixed_rows is not None:
-            return ShapeGrid.of_one_shape(self._fixed_rows, self._slots)
-        return ShapeGrid.of_context(self._slots) if self._settings.captures else None
-
-    def _shape(self, session: GraphSession, rows: int, wanted: int, past: int) -> CallShape:
-        """The shape of a call that has so many tokens."""
-        least = int(self._selects)  # not every provider takes no rows at all where it selects
-        # The bias of a sliding window counts slots from the true length.
-        windowed = session.takes_trees and self._architecture.sliding_window is not None
-        if isinstance(self._calls, DeviceCalls) and not windowed:
-            snapped = self._calls.snap(rows, wanted, past)
-            if snapped is not None:
-                return replace(snapped, logit_rows=max(snapped.logit_rows, least))
-        padded = self._padded(rows)
-        # The kernel of the last matrix depends on its rows as well, so they are padded likewise.
-        asked = max(wanted, least)
-        return CallShape(padded, max(self._padded(asked), asked) if asked else 0)

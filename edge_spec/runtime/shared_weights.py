@@ -12,6 +12,7 @@ import numpy as np
 from edge_spec.onnx_file import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Tensor
 from edge_spec.runtime.device_settings import Lending
 from edge_spec.runtime.probe_models import WEIGHTED_SUM_MODEL
+from edge_spec.runtime.provider import CPU_PROVIDER
 
 _NUMPY: dict[int, Any] = {
     FLOAT: np.float32,
@@ -88,7 +89,7 @@ def lent_value(onnxruntime: Any, array: np.ndarray, device: str, lending: Lendin
     if lending == "dlpack":
         lent = onnxruntime.OrtValue(type(inner).from_dlpack(inner.to_dlpack()))
     else:  # an output that is bound to memory of the caller's is such a value, whatever the session computes
-        session = onnxruntime.InferenceSession(WEIGHTED_SUM_MODEL, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(WEIGHTED_SUM_MODEL, providers=[CPU_PROVIDER])
         binding = session.io_binding()
         binding.bind_output("y", device, 0, array.dtype.type, list(array.shape), owner.data_ptr())
         lent = binding.get_outputs()[0]

@@ -100,8 +100,9 @@ class ModelDrafter:
 
         A call chooses by the logits and by noise that is known beforehand, and tells of no runners-up.
         """
-        at_once = self._model is not None and not branches and drafts_at_once(context)
-        return self._model.chain_lengths if at_once and self._model is not None else ()
+        if self._model is None or branches or not drafts_at_once(context):
+            return ()
+        return self._model.chain_lengths
 
     def usual_evidence(self, context: Context) -> Evidence:
         """What speaks for a token of which no more is known than how it will be chosen."""
@@ -215,9 +216,9 @@ class ModelDrafter:
                     break
                 pending = chain[-1:]
                 continue
-            known = known_columns(read.step(pending), self._vocabulary)
+            logits, vocabulary, left_out = known_columns(read.step(pending), self._vocabulary)
             try:
-                candidates, law = choose(context, [*prefix, *chain], known[0], budget.branches, *known[1:])
+                candidates, law = choose(context, [*prefix, *chain], logits, budget.branches, vocabulary, left_out)
             except LogitsError:
                 break
             token, reason = candidates[0]

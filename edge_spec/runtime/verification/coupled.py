@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edge_spec.runtime.logit_rows import likeliest_of
 from edge_spec.runtime.noise import sample_gumbel
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling import require_finite
@@ -46,11 +47,10 @@ def verify_greedy(logits: Laws, proposal: Proposal) -> Verdict:
     Raises:
         LogitsError: a row on that path has no finite maximum.
     """
-    known: Callable[[int], int | None] | None = getattr(logits, "likeliest", None)
 
     def own_token(row: int, depth: int) -> int:
-        if known is not None and (told := known(row)) is not None:
-            return told
+        if (known := likeliest_of(logits, row)) is not None:
+            return known
         law = logits[row]
         token = int(law.argmax())
         require_finite(law.item(token), row)  # argmax stops at a NaN, so looking there finds any
