@@ -212,6 +212,19 @@ def test_a_device_without_memory_is_the_planners_affair(path: Path, said: str) -
         model.forward([3], [0])
 
 
+def test_want_of_memory_says_nothing_against_graphs(path: Path) -> None:
+    model, recorder = load(path)
+    model.prefill([1, 2])
+    model.forward([3], [0])
+    graph = recorder.graphs[-1]
+    recorder.fails = lambda graph: None if graph == "-1" else "CUDA failure 2: out of memory"
+    model.forward([4], [0])
+    recorder.fails = lambda graph: None
+    model.forward([5], [0])
+    assert recorder.graphs[-3:] == [graph, "-1", graph] != ["-1"] * 3
+    assert model.eager_reason is None
+
+
 def test_a_graph_that_cannot_be_captured_is_opened_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge_spec.runtime.call_shape import CallShape
-from edge_spec.runtime.graph_session import GraphSession, said
+from edge_spec.runtime.graph_session import GraphSession, is_out_of_memory, said
 
 # Graphs of one model. Each takes some memory for its nodes, and ONNX Runtime gives none of them back.
 _MOST_GRAPHS = 128
@@ -43,7 +43,7 @@ class CapturedCalls:
         return self._count
 
     def run(self, session: GraphSession, binding: Any, graph: int | None) -> None:
-        """Run what is bound: by its graph, or without once a call with a graph has failed.
+        """Run what is bound: by its graph, or without once a call with a graph has failed but for want of memory.
 
         Args:
             session: of the binding.
@@ -58,6 +58,7 @@ class CapturedCalls:
                 session.run(binding, graph)
                 return
             except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
-                self._failed = True
-                self.reason = f"a call failed with a CUDA graph: {said(error)}"
+                if not is_out_of_memory(error):  # which says nothing against graphs
+                    self._failed = True
+                    self.reason = f"a call failed with a CUDA graph: {said(error)}"
         session.run(binding)
