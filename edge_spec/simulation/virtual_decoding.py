@@ -89,6 +89,10 @@ class ScriptedDraft(ModelDrafter):
         """It holds none."""
         return 0
 
+    def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
+        """None: each of its tokens takes a call of its own."""
+        return ()
+
     def usual_evidence(self, context: Context) -> Evidence:
         """What speaks for a token of which no more is known."""
         return usual_evidence(context)
