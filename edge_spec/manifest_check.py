@@ -142,7 +142,7 @@ def _check_graphs(manifest: Manifest, record: ModelRecord) -> None:
         drafts = graph.steps > 1
         if drafts and (record is manifest.target or graph.tree or graph.kv == "int8" or graph.via != "native"):
             raise ValueError(f"{graph.path} is said to draft {graph.steps} tokens, which graphs of its kind cannot")
-        names = {graph.path, graph.steps} if drafts else {graph.path}
+        names: set[str | int] = {graph.path, graph.steps} if drafts else {graph.path}
         if names & seen:
             raise ValueError(f"{graph.path} is named twice, or is one of several that draft {graph.steps} tokens")
         seen |= names
@@ -172,7 +172,8 @@ def _largest(name: str) -> int:
 
 def _check_sizes(facts: ArchitectureRecord) -> None:
     for name, largest in LARGEST_SIZES.items():
-        _require_between(name, getattr(facts, name), 1, largest)
+        smallest = 2 if name == "context_length" else 1  # a token to read, and the one behind it
+        _require_between(name, getattr(facts, name), smallest, largest)
     _require_between("embedding_rows", facts.readable_ids, 1, LARGEST_SIZES["logits_size"])
     if facts.heads % facts.kv_heads:
         raise ValueError(f"{facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")

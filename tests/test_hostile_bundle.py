@@ -547,6 +547,7 @@ def _set_kv(body: dict[str, Any], model: str, kv: str) -> None:
         (lambda body: _set_kv(body, "target", "float32"), "in float32, expected float16 or int8"),
         (lambda body: _set_kv(body, "draft", "float32"), "in float32, expected float16 or int8"),
         (lambda body: _set_kv(body, "cpu_draft", "float16"), "in float16, expected float32 or int8"),
+        (lambda body: body["cpu_draft"]["architecture"].update(context_length=1), "context_length is 1, expected 2"),
         (lambda body: body["cpu_draft"]["graphs"][0].update(path="../draft/model.onnx"), "files lacks"),
     ],
 )
