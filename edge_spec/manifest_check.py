@@ -49,12 +49,12 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}(/[A-Za-z0-9_-][A-Z
 def check_manifest(manifest: Manifest) -> None:
     """Raise ValueError unless what the manifest says is possible, and every file the runtime opens is among its own."""
     _check_paths(manifest)
+    if manifest.cpu_draft is not None and manifest.device == "cpu":
+        raise ValueError("cpu_draft is for a target on CUDA, and this one is for the CPU")
     for record in manifest.models:
         _check_sizes(record.architecture)
         _check_recipe(record.recipe)
         _check_graphs(manifest, record)
-    if manifest.cpu_draft is not None and manifest.device == "cpu":
-        raise ValueError("cpu_draft is for a target on CUDA, and this one is for the CPU")
     _check_vocabulary("vocab_size", manifest.vocab_size, manifest.target.architecture)
     _check_draft_vocabulary(manifest)
     _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])

@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
         "edge-spec export --recipe qwen2.5-coder-1.5b --output coder.pair",
         "edge-spec export --target coder-1.5b.gguf --draft coder-0.5b.gguf --output coder.pair",
         "edge-spec export --target HuggingFaceTB/SmolLM2-135M-Instruct@main --output smollm2.pair --recipe int4",
+        "edge-spec export --recipe qwen2.5-coder-1.5b --device cuda --draft-device both --output coder-cuda.pair",
         "edge-spec export --pair models/qwen2.5-coder-1.5b.toml --output coder.pair",
     )
     models = parser.add_argument_group("models")
