@@ -144,7 +144,8 @@ def _check_graphs(manifest: Manifest, record: ModelRecord) -> None:
             raise ValueError(f"{graph.path} is said to draft {graph.steps} tokens, which graphs of its kind cannot")
         names: set[str | int] = {graph.path, graph.steps} if drafts else {graph.path}
         if names & seen:
-            raise ValueError(f"{graph.path} is named twice, or is one of several that draft {graph.steps} tokens")
+            again = f"is one of several that draft {graph.steps} tokens" if graph.path not in seen else "is named twice"
+            raise ValueError(f"{graph.path} {again}")
         seen |= names
 
 
