@@ -21,13 +21,16 @@ _GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 # Which mode of a Jetson is active, and what its modes are called.
 _MODE = "var/lib/nvpmodel/status"
 _MODES = "etc/nvpmodel.conf"
-_ACTIVE = re.compile(r"pmode:(\d+)")
-_NAMED = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>")
+_ACTIVE = re.compile(r"pmode:(\d{1,9})")
+_NAMED = re.compile(r"<\s*POWER_MODEL\s+ID=(\d{1,9})\s+NAME=(\S+?)\s*>")
 # Clocks of a Jetson, in Hz. The memory's can be read by root alone.
 _SCALED_DEVICES = "sys/class/devfreq"
 _GPU_NAMES = ("gpu", "ga10b", "gv11b", "gp10b")
 _MEMORY_CLOCK = "sys/kernel/debug/bpmp/debug/clk/emc/rate"
 _MHZ = 1_000_000
+_MOST_DIGITS = 15
+# What is shown to people must not move their cursor.
+_CONTROLS = dict.fromkeys((*range(9), *range(14, 32), *range(127, 160)))
 # Processors whose clocks are read; more would take time and tell nothing new.
 _MOST_CPUS = 16
 
@@ -121,7 +124,8 @@ def _gpu_clocks(root: Path) -> Iterator[str | None]:
 
 def _highest(clocks: Iterator[str | None] | list[str | None], unit: int) -> int | None:
     """The highest of clocks in MHz, of those that are numbers; ``None`` without any."""
-    known = [int(clock) for clock in clocks if clock is not None and clock.strip().isdecimal()]
+    words = (clock.strip() for clock in clocks if clock is not None)
+    known = [int(word) for word in words if word.isdecimal() and len(word) <= _MOST_DIGITS]
     return round(max(known) / unit) if known else None
 
 
@@ -136,6 +140,7 @@ def _content(root: Path, name: str) -> str | None:
     """What a small file of the system says; ``None`` where there is none to read."""
     try:
         with open(f"{root}/{name}", "rb") as opened:  # noqa: PTH123 - four times as fast as Path.open
-            return opened.read(_MOST_BYTES).decode("utf-8", "replace").replace("\0", "")
+            content = opened.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
+    return content.translate(_CONTROLS)

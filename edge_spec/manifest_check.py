@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from edge_spec.manifest import DRAFT_IDS, DRAFT_TOKENIZER, TOKENIZER, ArchitectureRecord, Manifest
+from edge_spec.manifest import DRAFT_IDS, DRAFT_TOKENIZER, TOKENIZER, ArchitectureRecord, Manifest, ModelRecord
 from edge_spec.record_json import shown, shown_list
 
 # All limits are far above what this package can run, and far below what would hurt. In bytes:
@@ -22,6 +22,14 @@ _MOST_FILES = 64
 _LONGEST_TEXT = 4096
 # Of the model, in one call of a graph that drafts.
 _MOST_STEPS = 16
+
+# What layer classes can be stored as, and how many int4 weights can share a scale.
+_MATRIX_FORMATS = ("fp32", "fp16", "w8a8", "int4")
+_FORMATS = {
+    "embedding": ("fp32", "fp16", "int8", "int4"),
+    **dict.fromkeys(("attention", "mlp_up", "mlp_down", "lm_head"), _MATRIX_FORMATS),
+}
+_BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 # Of an architecture: beyond these no model is meant for a small machine.
 LARGEST_SIZES = {
@@ -41,10 +49,12 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}(/[A-Za-z0-9_-][A-Z
 def check_manifest(manifest: Manifest) -> None:
     """Raise ValueError unless what the manifest says is possible, and every file the runtime opens is among its own."""
     _check_paths(manifest)
-    for record in manifest.models:
-        _check_sizes(record.architecture)
     if manifest.cpu_draft is not None and manifest.device == "cpu":
         raise ValueError("cpu_draft is for a target on CUDA, and this one is for the CPU")
+    for record in manifest.models:
+        _check_sizes(record.architecture)
+        _check_recipe(record.recipe)
+        _check_graphs(manifest, record)
     _check_vocabulary("vocab_size", manifest.vocab_size, manifest.target.architecture)
     _check_draft_vocabulary(manifest)
     _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])
@@ -115,14 +125,42 @@ def _check_paths(manifest: Manifest) -> None:
         raise ValueError(f"files lacks {shown_list(missing)}")
     if not all(any(graph.steps == 1 for graph in record.graphs) for record in models):
         raise ValueError("a model has no graphs")
-    for graph in (graph for record in models for graph in record.graphs):
-        _require_between(f"steps of {graph.path}", graph.steps, 1, _MOST_STEPS)
-        if graph.steps > 1 and (graph.tree or graph.kv == "int8" or graph.via != "native"):
-            raise ValueError(f"{graph.path} is said to draft {graph.steps} tokens, which graphs of its kind cannot")
     if any(len(graph.path.split("/")) != 2 or not graph.path.endswith(".onnx") for r in models for graph in r.graphs):
         raise ValueError("a graph is not called FOLDER/NAME.onnx")
     if (total := sum(record.bytes for record in manifest.files.values())) > LARGEST_BUNDLE:
         raise ValueError(f"the files are said to have {total} bytes, expected at most {LARGEST_BUNDLE}")
+
+
+def _check_graphs(manifest: Manifest, record: ModelRecord) -> None:
+    """Raise ValueError unless a model's graphs are such as are written for its device, each of them once."""
+    own = "float32" if manifest.device_of(record) == "cpu" else "float16"
+    seen: set[str | int] = set()
+    for graph in record.graphs:
+        _require_between(f"steps of {graph.path}", graph.steps, 1, _MOST_STEPS)
+        if graph.kv not in (own, "int8"):
+            raise ValueError(f"{graph.path} is said to have keys and values in {graph.kv}, expected {own} or int8")
+        drafts = graph.steps > 1
+        if drafts and (record is manifest.target or graph.tree or graph.kv == "int8" or graph.via != "native"):
+            raise ValueError(f"{graph.path} is said to draft {graph.steps} tokens, which graphs of its kind cannot")
+        names: set[str | int] = {graph.path, graph.steps} if drafts else {graph.path}
+        if names & seen:
+            again = f"is one of several that draft {graph.steps} tokens" if graph.path not in seen else "is named twice"
+            raise ValueError(f"{graph.path} {again}")
+        seen |= names
+
+
+def _check_recipe(recipe: dict[str, str | int]) -> None:
+    """Raise ValueError unless a recipe tells what every layer class is stored as."""
+    for layer_class, formats in _FORMATS.items():
+        if recipe.get(layer_class) not in formats:
+            raise ValueError(
+                f"recipe stores {layer_class} as {shown(recipe.get(layer_class))}, expected one of {', '.join(formats)}"
+            )
+    if recipe.get("block_size", 32) not in _BLOCK_SIZES:
+        sizes = ", ".join(map(str, _BLOCK_SIZES))
+        raise ValueError(f"recipe has int4 blocks of {shown(recipe['block_size'])}, expected one of {sizes}")
+    if not isinstance(recipe.get("name"), str):
+        raise ValueError(f"recipe has the name {shown(recipe.get('name'))}, expected a text")
 
 
 def _largest(name: str) -> int:
@@ -135,7 +173,8 @@ def _largest(name: str) -> int:
 
 def _check_sizes(facts: ArchitectureRecord) -> None:
     for name, largest in LARGEST_SIZES.items():
-        _require_between(name, getattr(facts, name), 1, largest)
+        smallest = 2 if name == "context_length" else 1  # a token to read, and the one behind it
+        _require_between(name, getattr(facts, name), smallest, largest)
     _require_between("embedding_rows", facts.readable_ids, 1, LARGEST_SIZES["logits_size"])
     if facts.heads % facts.kv_heads:
         raise ValueError(f"{facts.heads} attention heads cannot share {facts.kv_heads} key-value heads")

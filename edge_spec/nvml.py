@@ -159,7 +159,12 @@ def _text(library: Library, function: str, *arguments: Any) -> str | None:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     if not _call(library, function, *arguments, text, ctypes.c_uint(_TEXT_BYTES)):
         return None
-    return text.value.decode("utf-8", "replace") or None
+    return printable(text.value) or None
+
+
+def printable(text: bytes) -> str:
+    """What a driver calls something, without characters that would move the cursor of a terminal."""
+    return "".join(character for character in text.decode("utf-8", "replace") if character.isprintable())
 
 
 def _call(library: Library, function: str, *arguments: Any) -> bool:

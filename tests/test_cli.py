@@ -59,6 +59,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["export", "--target", "x", "--output", "y", "--draft-recipe", "int4"],
         ["export", "--target", "x", "--output", "y", "--draft-via", "native"],
         ["export", "--list", "--target", "x"],
+        ["export", "--list", "--draft-device", "both"],
         ["run", "bundle"],
         ["run", "bundle", "prompt", "--max-new-tokens", "many"],
         ["inspect"],

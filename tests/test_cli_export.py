@@ -89,3 +89,26 @@ def test_a_draft_for_a_gpu_beside_a_target_for_the_cpu_is_refused(
     models = ["--target", model, "--draft", model, "--output", str(tmp_path / "tiny.pair")]
     assert cli.main(["export", *models, "--draft-device", "cuda"]) == 2
     assert "the target is for the CPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "stored", "said"),
+    [
+        ("cpu", ["w8a8"], ""),
+        ("cuda", ["int4"], "its draft_recipe is not for cuda, whose own is taken"),
+        ("both", ["int4", "int4-128"], "its draft_recipe is not for cuda, so each device's own is taken"),
+    ],
+)
+def test_the_draft_of_a_pair_recipe_is_stored_as_it_says_where_that_runs(
+    place: str, stored: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path / "tiny.gguf", metadata=METADATA)
+    source = 'source = "tiny.gguf"'
+    (tmp_path / "pair.toml").write_text(f'[target]\n{source}\n[draft]\n{source}\nrecipe = "w8a8"\n')
+    words = ["export", "--pair", str(tmp_path / "pair.toml"), "--output", str(tmp_path / "pair"), "--no-check"]
+    assert cli.main([*words, "--device", "cuda", "--draft-device", place, "--json"]) == 0
+    shown = capsys.readouterr()
+    manifest = json.loads(shown.out)
+    drafts = [manifest[name] for name in ("draft", "cpu_draft") if manifest[name] is not None]
+    assert [record["recipe"]["name"] for record in drafts] == stored
+    assert said in shown.err and (said or "draft_recipe" not in shown.err)

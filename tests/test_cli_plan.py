@@ -105,8 +105,9 @@ def test_a_bundle_for_cuda_is_planned_without_a_gpu_for_one_that_shares_the_memo
 
 
 def test_a_share_of_a_gpu_that_is_not_here_is_refused(cuda_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(cuda_bundle), "--budget", "50%"]) == 2
-    assert "give bytes instead" in capsys.readouterr().err
+    for kind in ([], ["--gpu", "discrete"]):
+        assert main(["plan", str(cuda_bundle), "--budget", "4GiB", "--budget", "50%", *kind]) == 2
+        assert "--budget is '50%', a share of what is free, but that GPU is not here" in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_here_says_what_is_free(

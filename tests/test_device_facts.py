@@ -76,6 +76,19 @@ def test_whatever_the_files_hold_is_no_error(content: str, tmp_path_factory: pyt
     describe(read_device_facts(root, nothing))
 
 
+@pytest.mark.parametrize(
+    "content", ["9" * 400, "9" * 5000, "pmode:" + "9" * 5000, "pmode:2\n" * 9, "\x1b[2JJetson", "²"]
+)
+def test_numbers_without_an_end_and_signs_for_a_terminal_are_left_out(content: str, tmp_path: Path) -> None:
+    root = jetson(tmp_path)
+    for file in list(root.rglob("*")):
+        if file.is_file() and file.name != "nvpmodel.conf":
+            file.write_bytes(content.encode())
+    facts = read_device_facts(root, nothing)
+    assert facts.cpu_mhz is facts.gpu_mhz is facts.memory_mhz is None
+    assert str(facts.board).isprintable() and str(facts.power_mode).isprintable()
+
+
 def test_gpus_tell_their_limits_clocks_and_what_holds_them_down() -> None:
     library = FakeNvml([H200, {**H200, "reasons": 0x4 | 0x20 | 0x1}])
     found = read_gpus(lambda: library)

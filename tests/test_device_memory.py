@@ -168,3 +168,37 @@ def test_a_driver_that_fails_is_none(root: Path, function: str) -> None:
 
 def test_a_library_without_the_functions_is_none(root: Path) -> None:
     assert find_gpu(root, loads(libcuda=object())) is None
+
+
+class Lacking:
+    """A library without one of its functions, or one that goes away once it was asked."""
+
+    def __init__(self, library: Any, function: str) -> None:
+        self._library, self._function = library, function
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._function:
+            raise AttributeError(name)
+        return getattr(self._library, name)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent_v2",
+        "cuMemGetInfo_v2",
+        "cuCtxPopCurrent_v2",
+        "cuDevicePrimaryCtxRelease_v2",
+    ],
+)
+def test_what_a_driver_lacks_to_tell_what_is_free_is_not_known(root: Path, function: str) -> None:
+    gpu = find_gpu(root, loads(libcuda=Lacking(FakeCuda(), function)))
+    assert gpu is not None and gpu.free() is None
+
+
+def test_an_nvml_that_knows_no_memory_leaves_it_to_cuda(root: Path) -> None:
+    cuda = FakeCuda()
+    nvml = Lacking(FakeNvml(), "nvmlDeviceGetMemoryInfo")
+    gpu = find_gpu(root, loads(libcuda=cuda, libnvidia=nvml))
+    assert gpu is not None and gpu.free() == find_gpu(root, loads(libcuda=cuda)).free()  # type: ignore[union-attr]

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import edge_spec
-from edge_spec import graph_check
+from edge_spec import graph_check, manifest_check
 from edge_spec.bundle import MANIFEST, open_bundle, read_manifest
 from edge_spec.errors import BundleError, EdgeSpecError, MemoryBudgetError
+from edge_spec.export.recipe import BLOCK_SIZES, FORMATS
 from edge_spec.graph_check import check_graph
 from edge_spec.inspection import describe_bundle
 from edge_spec.onnx_file import GraphError, read_graph
@@ -487,3 +488,78 @@ def test_what_a_bundle_says_of_itself_cannot_move_the_cursor(bundle: Path) -> No
     text = describe_bundle(bundle, read_manifest(bundle))
     assert "\x1b" not in text and "\u202e" not in text and "\nfiles: all fine" not in text
     assert "\\x1b[2J" in text
+
+
+# What the manifest says of recipes, and of graphs that draft
+
+
+@pytest.fixture
+def cuda_pair(tiny_bundle: Any, tmp_path: Path) -> Path:
+    """A bundle for CUDA to be forged, whose draft is there for both devices."""
+    kind = {"device": "cuda", "recipe": "fp16", "draft": "close", "draft_recipe": "fp16", "draft_device": "both"}
+    return Path(shutil.copytree(tiny_bundle(**kind, eos=None), tmp_path / "forged"))
+
+
+@pytest.mark.parametrize("model", ["target", "draft", "cpu_draft"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict.clear, "recipe stores embedding as None, expected one of fp32, fp16, int8, int4"),
+        (lambda recipe: recipe.pop("lm_head"), "recipe stores lm_head as None"),
+        (lambda recipe: recipe.update(attention=4), "recipe stores attention as 4"),
+        (lambda recipe: recipe.update(mlp_up="int8"), "recipe stores mlp_up as 'int8'"),
+        (lambda recipe: recipe.update(block_size=0), "int4 blocks of 0, expected one of 16, 32"),
+        (lambda recipe: recipe.update(block_size="32"), "int4 blocks of '32'"),
+        (lambda recipe: recipe.update(block_size=10**400), "int4 blocks of 1000"),
+        (lambda recipe: recipe.update(name=1), "recipe has the name 1"),
+    ],
+)
+def test_a_recipe_that_no_model_has_is_refused(
+    model: str, change: Callable[[dict[str, Any]], object], reason: str, cuda_pair: Path
+) -> None:
+    edit_manifest(cuda_pair, lambda body: change(body[model]["recipe"]))
+    with pytest.raises(BundleError, match=reason):
+        read_manifest(cuda_pair)
+
+
+def _set_steps(body: dict[str, Any], steps: Any, index: int = -1) -> None:
+    body["draft"]["graphs"][index]["steps"] = steps
+
+
+def _repeat_graphs(body: dict[str, Any], model: str) -> None:
+    body[model]["graphs"] *= 1000
+
+
+def _set_kv(body: dict[str, Any], model: str, kv: str) -> None:
+    for graph in body[model]["graphs"]:
+        graph["kv"] = kv
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        *((lambda body, steps=steps: _set_steps(body, steps), "expected 1 to 16") for steps in (0, -1, 17, 10**30)),
+        *((lambda body, steps=steps: _set_steps(body, steps), "expected int") for steps in (True, 2.0, "2", None)),
+        (lambda body: _set_steps(body, 2), "one of several that draft 2 tokens"),
+        (lambda body: [_set_steps(body, 2, index) for index in range(-4, 0)], "a model has no graphs"),
+        (lambda body: body["target"]["graphs"].append(body["draft"]["graphs"][-1]), "which graphs of its kind cannot"),
+        *((lambda body, model=model: _repeat_graphs(body, model), "named twice") for model in ("target", "draft")),
+        (lambda body: _set_kv(body, "target", "float32"), "in float32, expected float16 or int8"),
+        (lambda body: _set_kv(body, "draft", "float32"), "in float32, expected float16 or int8"),
+        (lambda body: _set_kv(body, "cpu_draft", "float16"), "in float16, expected float32 or int8"),
+        (lambda body: body["cpu_draft"]["architecture"].update(context_length=1), "context_length is 1, expected 2"),
+        (lambda body: body["cpu_draft"]["graphs"][0].update(path="../draft/model.onnx"), "files lacks"),
+    ],
+)
+def test_graphs_that_nobody_writes_for_a_device_are_refused(
+    change: Callable[[dict[str, Any]], object], reason: str, cuda_pair: Path
+) -> None:
+    read_manifest(cuda_pair)
+    edit_manifest(cuda_pair, change)
+    with pytest.raises(BundleError, match=reason):
+        read_manifest(cuda_pair)
+
+
+def test_every_recipe_that_is_exported_is_accepted() -> None:
+    assert {name: tuple(formats) for name, formats in manifest_check._FORMATS.items()} == FORMATS
+    assert manifest_check._BLOCK_SIZES == BLOCK_SIZES

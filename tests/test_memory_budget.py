@@ -75,3 +75,9 @@ def test_sizes_shown_to_a_person_are_within_their_rounding(size: int) -> None:
 def test_a_size_rounded_up_is_enough_when_it_is_typed_again(size: int) -> None:
     enough = parse_size(size_text(size, up=True))
     assert size <= enough <= size + max(1024, 0.01 * size + 110_000)
+
+
+@pytest.mark.parametrize("budget", ["50%", 0.5, None])
+def test_a_share_of_nothing_says_that_nothing_is_free(budget: Any) -> None:
+    with pytest.raises(RequestError, match="but nothing is free"):
+        budget_bytes(budget, 0)

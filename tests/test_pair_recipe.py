@@ -103,6 +103,21 @@ def test_on_another_device_its_defaults_replace_what_does_not_run_there(tmp_path
     assert pair.models("cuda") == {**pair.models("cpu"), "recipe": None}
 
 
+def test_a_draft_keeps_the_recipe_that_runs_where_the_draft_does(tmp_path: Path) -> None:
+    text = '[target]\nsource = "a/b"\nrecipe = "int4"\n[draft]\nsource = "a/c"\nrecipe = "w8a8"\n'
+    pair = read_pair_recipe(write_recipe(tmp_path, text))
+    kept = {
+        places: (models["recipe"], models["draft_recipe"])
+        for places in (("cuda",), ("cpu",), ("cuda", "cpu"))
+        if (models := pair.models("cuda", places))
+    }
+    assert kept == {
+        ("cuda",): (RECIPES["int4"], None),
+        ("cpu",): (RECIPES["int4"], RECIPES["w8a8"]),
+        ("cuda", "cpu"): (RECIPES["int4"], None),
+    }
+
+
 def test_formats_replace_those_of_the_named_recipe(tmp_path: Path) -> None:
     path = write_recipe(
         tmp_path,

@@ -278,6 +278,16 @@ def test_a_pair_for_the_cpu_is_taken_as_if_exported_for_cuda() -> None:
     assert on_cuda(exported) is exported
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_draft_for_the_cpu_is_taken_as_if_exported_for_cuda(beside: bool) -> None:
+    whole, on_cpu = pair("qwen2.5-1.5b"), planned_manifest(find_pair_recipe("qwen2.5-1.5b")).draft
+    prediction = predict(
+        replace(whole, draft=whole.draft if beside else None, cpu_draft=on_cpu), find_device("thor"), tokens=8
+    )
+    assert prediction.plan.configuration.draft_device == "cuda" and prediction.plan.on_cpu is None
+    assert prediction == predict(whole, find_device("thor"), tokens=8)
+
+
 def test_a_model_of_unknown_sizes_is_refused() -> None:
     with pytest.raises(EdgeSpecError, match="sizes of 'somebody/something' are not known"):
         planned_manifest(PairRecipe("somebody/something", None, None, None), "cuda")
@@ -348,6 +358,8 @@ def test_the_command_fails_where_nothing_fits(
         (["qwen2.5-7b", "--on", "tx2"], "no device class 'tx2'"),
         (["qwen2.5-7b", "--tokens", "1"], "tokens is 1"),
         (["qwen2.5-7b", "--context", "1"], "context is 1"),
+        (["qwen2.5-7b", "--context", "2"], "context is 2, expected 3"),
+        (["qwen2.5-7b", "--seed", "-1"], "seed is -1"),
         (["no-such-pair"], "no pair recipe 'no-such-pair'"),
     ],
 )

@@ -56,7 +56,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
     )
     machine.add_argument(
         "--kv",
-        metavar="float32|int8",
+        metavar="float32|float16|int8",
         help="store the target's keys and values so (as the model computes; int8 before the context gets shorter)",
     )
     return machine

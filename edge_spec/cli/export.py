@@ -5,14 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.cli.command import add_command, given
 from edge_spec.cli.inspect import print_manifest
 from edge_spec.cli.recipe_list import print_recipes
 
+if TYPE_CHECKING:
+    from edge_spec.manifest import Device
+
 EXPORTERS = ("native", "optimum")
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32", "auto")
+# Options that the list of recipes has no use for.
+_OF_EXPORTS = (
+    *("pair", "target", "draft", "recipe", "output", "draft_via", "draft_recipe", "draft_vocab", "draft_vocab_text"),
+    *("draft_device", "context"),
+)
 
 
 def add(commands: Any) -> None:
@@ -28,6 +36,7 @@ def add(commands: Any) -> None:
         "edge-spec export --recipe qwen2.5-coder-1.5b --output coder.pair",
         "edge-spec export --target coder-1.5b.gguf --draft coder-0.5b.gguf --output coder.pair",
         "edge-spec export --target HuggingFaceTB/SmolLM2-135M-Instruct@main --output smollm2.pair --recipe int4",
+        "edge-spec export --recipe qwen2.5-coder-1.5b --device cuda --draft-device both --output coder-cuda.pair",
         "edge-spec export --pair models/qwen2.5-coder-1.5b.toml --output coder.pair",
     )
     models = parser.add_argument_group("models")
@@ -82,8 +91,8 @@ def _count(text: str) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        if others := given(arguments, "pair", "target", "draft", "recipe", "output"):
-            arguments.usage_error(f"--list exports nothing; leave out --{next(iter(others))}")
+        if others := given(arguments, *_OF_EXPORTS):
+            arguments.usage_error(f"--list exports nothing; leave out --{next(iter(others)).replace('_', '-')}")
         return print_recipes(arguments.json)
     if arguments.output is None:
         arguments.usage_error("the following arguments are required: --output")
@@ -120,6 +129,7 @@ def _models(arguments: argparse.Namespace) -> dict[str, Any]:
         if recipe is None or recipe in RECIPES:
             arguments.usage_error("one of --target and --pair is required, or the name of a pair as --recipe")
         pair, recipe = recipe, None
+    from edge_spec.export.recipe import runs_on
     from edge_spec.export.shipped_recipes import find_pair_recipe, require_pair_name, require_storage_name
 
     if recipe is not None:
@@ -129,9 +139,16 @@ def _models(arguments: argparse.Namespace) -> dict[str, Any]:
     named: dict[str, Any] = {"draft": None}
     if pair is not None:
         written = find_pair_recipe(pair)
-        named = written.models(arguments.device)
-        for name, option in (("recipe", recipe), ("draft_recipe", arguments.draft_recipe)):
+        place = arguments.draft_device or arguments.device
+        drafts_on: tuple[Device, ...] = ("cuda", "cpu") if place == "both" else (place,)
+        named = written.models(arguments.device, drafts_on)
+        for name, option, devices in (
+            ("recipe", recipe, (arguments.device,)),
+            ("draft_recipe", arguments.draft_recipe, drafts_on),
+        ):
             if named[name] is None and getattr(written, name) is not None and option is None:
-                print(f"{pair}: its {name} is not for {arguments.device}, whose own is taken.", file=sys.stderr)
+                lacks = next(device for device in devices if not runs_on(getattr(written, name), device))
+                taken = "whose own is taken" if len(devices) == 1 else "so each device's own is taken"
+                print(f"{pair}: its {name} is not for {lacks}, {taken}.", file=sys.stderr)
     options = given(arguments, "target", "draft", "draft_recipe")
     return {**named, **options, **({} if recipe is None else {"recipe": recipe})}

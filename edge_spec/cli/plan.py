@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         "--conversations", type=int, metavar="N", help="texts of a whole context to keep at once, if they fit (1)"
     )
     parser.add_argument(
-        "--kv", metavar="float32|int8", help="store the target's keys and values so in any case (as in 'run')"
+        "--kv", metavar="float32|float16|int8", help="store the target's keys and values so in any case (as in 'run')"
     )
     parser.add_argument(
         "--gpu",
@@ -61,6 +61,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from edge_spec.runtime.free_memory import available_memory
     from edge_spec.runtime.int8_cache import cache_types
     from edge_spec.runtime.memory import plan_memory
+    from edge_spec.runtime.memory_budget import is_share
     from edge_spec.runtime.memory_pools import pools_elsewhere, pools_here
     from edge_spec.runtime.memory_profile import read_profile
 
@@ -70,8 +71,15 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise RequestError(f"--gpu is about bundles for CUDA, but {arguments.bundle} is for the CPU; leave it out.")
     pools = pools_here(manifest, available_memory, find_gpu)
     here = pools.gpu is not None and arguments.gpu in (None, pools.kind)
-    if manifest.device == "cuda" and not here:
+    absent = manifest.device == "cuda" and not here
+    if absent:
         pools = pools_elsewhere(arguments.gpu or pools.kind)
+    for budget in (arguments.budget or ()) if absent else ():
+        if is_share(budget):
+            raise RequestError(
+                f"--budget is {budget!r}, a share of what is free, but that GPU is not here to tell; give a size such "
+                "as 4GiB."
+            )
     budgets = [pools.budgets(budget, "--budget") for budget in arguments.budget or [None]]
     wishes = given(arguments, "context", "conversations")
     kv_types = cache_types(manifest, arguments.kv)

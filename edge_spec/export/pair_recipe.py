@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,17 +128,22 @@ class PairRecipe:
     about: About | None = None
     memory: ExpectedMemory | None = None
 
-    def models(self, device: Device = "cpu") -> dict[str, Any]:
+    def models(self, device: Device = "cpu", draft_devices: Sequence[Device] | None = None) -> dict[str, Any]:
         """Return the models and their recipes under the names that :func:`edge_spec.export.export_pair` knows.
 
-        Recipes that do not run on ``device`` are left to its defaults: a pair is written for one kind of device, and
+        Recipes that do not run on their device are left to its defaults: a pair is written for one kind of device, and
         its models run on others as well.
+
+        Args:
+            device: what the target runs on.
+            draft_devices: what the draft runs on; ``None``: on the same.
         """
-        recipes = {name: getattr(self, name) for name in ("recipe", "draft_recipe")}
+        on_draft_devices = all(runs_on(self.draft_recipe, each) for each in draft_devices or (device,))
         return {
             "target": self.target,
             "draft": self.draft,
-            **{name: recipe if runs_on(recipe, device) else None for name, recipe in recipes.items()},
+            "recipe": self.recipe if runs_on(self.recipe, device) else None,
+            "draft_recipe": self.draft_recipe if on_draft_devices else None,
         }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.device_facts import board
-from edge_spec.nvml import find_library, memory_teller
+from edge_spec.nvml import find_library, memory_teller, printable
 from edge_spec.runtime.free_memory import available_memory, total_memory
 
 _ROOT = Path("/")
@@ -70,7 +70,7 @@ def find_gpu(root: Path = _ROOT, load: Callable[[str], Any] = ctypes.CDLL) -> Gp
             return None
     except (OSError, AttributeError):  # no such library, or one without such a function
         return None
-    text = name.value.decode("utf-8", "replace")
+    text = printable(name.value)
     if integrated.value:
         return _shared(text, root)
     nvml = _nvml_free(load, address.value, total.value)
@@ -103,13 +103,18 @@ def _cuda_free(cuda: Any, device: ctypes.c_int) -> int | None:
     """What is free by CUDA, in the context that ONNX Runtime takes as well; where there is none yet, one is made."""
     context, popped = ctypes.c_void_p(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+    try:
+        retain, release = cuda.cuDevicePrimaryCtxRetain, cuda.cuDevicePrimaryCtxRelease_v2
+        push, pop, tell = cuda.cuCtxPushCurrent_v2, cuda.cuCtxPopCurrent_v2, cuda.cuMemGetInfo_v2
+    except AttributeError:
+        return None
+    if retain(ctypes.byref(context), device):
         return None
     try:
-        if cuda.cuCtxPushCurrent_v2(context):
+        if push(context):
             return None
-        failed = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-        cuda.cuCtxPopCurrent_v2(ctypes.byref(popped))
+        failed = tell(ctypes.byref(free), ctypes.byref(total))
+        pop(ctypes.byref(popped))
         return None if failed else free.value
     finally:
-        cuda.cuDevicePrimaryCtxRelease_v2(device)
+        release(device)

@@ -87,7 +87,10 @@ def cache_types(manifest: Manifest, wanted: CacheType | None = None) -> dict[str
     if wanted is None:
         return types
     if wanted not in types["target"]:
-        raise RequestError(f"kv is {wanted!r}, expected one of {', '.join(map(repr, types['target']))} or None.")
+        raise RequestError(
+            f"kv is {wanted!r}, expected one of {', '.join(map(repr, types['target']))}, which this bundle for "
+            f"{manifest.device} has and this ONNX Runtime takes, or None (no --kv)."
+        )
     return {**types, "target": (wanted,)}
 
 

@@ -54,6 +54,11 @@ def budget_bytes(budget: MemoryBudget, available: int | None, name: str = "memor
     return size
 
 
+def is_share(budget: str) -> bool:
+    """Whether a budget is written as a share of what is free."""
+    return _SHARE.fullmatch(budget) is not None
+
+
 def _share(share: float, available: int | None, given: str) -> int:
     if not 0 < share <= 1:
         raise RequestError(
@@ -61,4 +66,6 @@ def _share(share: float, available: int | None, given: str) -> int:
         )
     if available is None:
         raise RequestError(f"{given}, but this system does not tell what is free; give bytes instead.")
+    if available <= 0:
+        raise RequestError(f"{given}, but nothing is free; free some memory, or give bytes if you know better.")
     return int(share * available)

@@ -56,9 +56,10 @@ def select_provider(device: str, bundle_device: str) -> list[str]:
         return [CPU_PROVIDER]
     reason = cuda_failure()
     if reason is not None:
+        advice = " ".join(filter(None, (reason, repair_advice(reason))))
         raise ProviderError(
-            f"This bundle was exported for CUDA, which does not run here: {reason} {repair_advice(reason)} "
-            "Or export the bundle again with --device cpu."
+            f"This bundle was exported for CUDA, which does not run here: {advice} Or export the bundle again with "
+            "--device cpu."
         )
     return [CUDA_PROVIDER, CPU_PROVIDER]
 

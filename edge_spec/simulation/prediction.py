@@ -28,6 +28,8 @@ NOTICE = (
 # Tokens of an answer, and the texts of each kind.
 DEFAULT_TOKENS = 256
 _TEXTS = 4
+# Of context: a prompt, and an answer with a token behind its first.
+_LEAST_CONTEXT = 3
 _SHOWN_ROWS = (2, 4, 8, 16)
 
 
@@ -134,31 +136,33 @@ class Prediction:
 
 
 def on_cuda(manifest: Manifest) -> Manifest:
-    """Return the manifest of the same pair exported for CUDA; one that is for CUDA already as it is.
+    """Return the manifest of the same pair exported for CUDA, draft and all; one that is for CUDA already as it is.
 
     Raises:
         RequestError: a graph was written by another exporter, which does not tell the sizes of its matrices.
     """
-    models = [model for model in (manifest.target, manifest.draft) if model is not None]
-    if any(graph.via == "optimum" for model in models for graph in model.graphs):
+    if any(graph.via == "optimum" for model in manifest.models for graph in model.graphs):
         raise RequestError(
             "This bundle was made by way of optimum, and so does not tell the sizes of its matrices; give a pair that "
             "edge-spec exports itself."
         )
-    if manifest.device == "cuda":
-        return manifest
+    # How fast the device's processor is, nobody says: a draft for it counts as one for the GPU.
+    draft = manifest.draft or manifest.cpu_draft
+    if manifest.device == "cuda" and draft is manifest.draft:
+        return manifest if manifest.cpu_draft is None else replace(manifest, cpu_draft=None)
     from edge_spec.export.recipe import DEFAULT_RECIPES, RECIPES  # with it comes all that exporting needs
 
     def exported(model: ModelRecord, recipe: str) -> ModelRecord:
         graphs = (GraphRecord("model.onnx", False, "float16"),)
         return replace(model, recipe=RECIPES[recipe].to_dict(), integer_weights=None, graphs=graphs)
 
-    target, draft = DEFAULT_RECIPES["cuda"]
+    target_recipe, draft_recipe = DEFAULT_RECIPES["cuda"]
     return replace(
         manifest,
         device="cuda",
-        target=exported(manifest.target, target),
-        draft=None if manifest.draft is None else exported(manifest.draft, draft),
+        target=manifest.target if manifest.device == "cuda" else exported(manifest.target, target_recipe),
+        draft=None if draft is None else exported(draft, draft_recipe),
+        cpu_draft=None,
     )
 
 
@@ -185,9 +189,13 @@ def predict(
     """
     if not 2 <= tokens <= 4096:
         raise RequestError(f"tokens is {tokens}, expected 2 to 4096.")
+    if seed < 0:
+        raise RequestError(f"seed is {seed}, expected 0 or more.")
     manifest = on_cuda(manifest)
     budget = int(DEFAULT_SHARE * (device.memory_bytes - device.system_bytes))
     plan = plan_memory(manifest, budget, context)
+    if plan.configuration.context < _LEAST_CONTEXT:
+        raise RequestError(f"context is {plan.configuration.context}, expected {_LEAST_CONTEXT} tokens or more.")
     draft = manifest.draft if plan.configuration.draft else None
     target_sizes = ModelSizes.of(manifest.target.architecture)
     cheap, dear = (cost_curve(manifest.target, device, kernels, share) for share in (device.cheap_row, device.dear_row))

@@ -37,13 +37,15 @@ def main() -> int:
         epilog="example: scripts/gpu_check --rehearse --size tiny",
     )
     parser.add_argument("--size", choices=(TINY, *SIZES), default="1.5b", help="shapes of the random target (1.5b)")
-    parser.add_argument("--target", help="a checkpoint to take instead")
+    parser.add_argument("--target", help="a checkpoint to take instead, whatever --size says")
     parser.add_argument("--draft", help="the draft of that checkpoint")
     parser.add_argument("--rehearse", action="store_true", help="let the CPU stand in for the GPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there as well")
     arguments = parser.parse_args()
     if arguments.draft is not None and arguments.target is None:
         parser.error("--draft is the draft of a --target: give both")
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        parser.error(f"--json is {arguments.json}, whose folder does not exist: make it first")
     failure = None if arguments.rehearse else cuda_failure()
     if failure is not None:
         sys.exit(f"CUDA does not run here: {failure} (--rehearse tries the script without.)")
@@ -51,10 +53,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="edge-spec-gpu-") as folder:
         pairs = make_pairs(Path(folder), arguments.size, arguments.target, arguments.draft, tell)
         findings = list(run_checks(_checks(Machine(arguments.rehearse), pairs, Path(folder)), _SECONDS, tell))
+    print(table(findings), flush=True)  # first, since it took minutes and may be all there is
     if arguments.json is not None:
         body = {"rehearsal": arguments.rehearse, "findings": [finding.to_dict() for finding in findings]}
         arguments.json.write_text(json.dumps(body, indent=1))
-    print(table(findings))
     if arguments.rehearse:
         print("This was a rehearsal on the CPU: nothing here was seen on a GPU.")
     return int(any(finding.verdict == "fails" for finding in findings))
