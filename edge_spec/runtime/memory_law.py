@@ -136,7 +136,8 @@ def memory_items(
     else:
         items += [MemoryItem(f"{model.role} workspace", model.workspace, "law", model.place) for model in models]
         items.append(MemoryItem("CUDA context", _CUDA_CONTEXT, "law", "device"))
-    sessions = len(models) * _SESSION + sum(model.session for model in models)
+    opened = _opened(target, manifest) + (0 if draft is None else _opened(draft, manifest))
+    sessions = opened * _SESSION + sum(model.session for model in models)
     provider = MemoryItem("provider", sessions + (_CUDA_LIBRARIES if manifest.device == "cuda" else 0), "law")
     items.append(provider)
     # On the device, nothing is there while loading that does not stay.
@@ -149,6 +150,13 @@ def memory_items(
     ]
     peaks += [loaded + model.packed_on_host + model.weights.transient + _LOADING_SLACK for model in models[1:]]
     return (*items, MemoryItem("loading", max(0, max(peaks) - running), "law"))
+
+
+def _opened(model: ModelRecord, manifest: Manifest) -> int:
+    """Sessions of a model: on CUDA trees have one of their own, of the target, and so has each call that drafts."""
+    if manifest.device_of(model) == "cpu":
+        return 1
+    return sum(model is manifest.target or not graph.tree for graph in model.graphs)
 
 
 def target_kv_bytes(manifest: Manifest, configuration: Configuration) -> int:
