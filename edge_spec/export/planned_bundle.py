@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.errors import EdgeSpecError
+from edge_spec.export.draft_chain_graph import CHAIN_LENGTHS
 from edge_spec.export.pair_recipe import PairRecipe
 from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe, runs_on
 from edge_spec.manifest import (
     TOKENIZER,
     ArchitectureRecord,
-    CacheType,
     FileRecord,
     GraphRecord,
     Manifest,
@@ -28,7 +28,7 @@ else:
 
 SIZES = Path(__file__).with_name("model_sizes.toml")
 
-_KV_TYPES: dict[Device, tuple[CacheType, ...]] = {"cpu": ("float32", "int8"), "cuda": ("float16",)}
+_CUDA_GRAPHS = (("model.onnx", False), ("model_tree.onnx", True))
 
 
 @lru_cache(maxsize=1)
@@ -75,8 +75,8 @@ def planned_manifest(pair: PairRecipe, device: Device = "cpu") -> Manifest:
         find_recipe(given if given is not None and runs_on(given, device) else default, device)
         for given, default in zip(recipes, DEFAULT_RECIPES[device], strict=True)
     )
-    target = _record(pair.target, models[pair.target], target_recipe, device)
-    draft = None if pair.draft is None else _record(pair.draft, models[pair.draft], draft_recipe, device)
+    target = _record(pair.target, models[pair.target], target_recipe, device, is_draft=False)
+    draft = None if pair.draft is None else _record(pair.draft, models[pair.draft], draft_recipe, device, is_draft=True)
     return Manifest(
         created_by="published sizes",
         device=device,
@@ -93,7 +93,7 @@ def planned_manifest(pair: PairRecipe, device: Device = "cpu") -> Manifest:
     )
 
 
-def _record(source: str, facts: dict[str, Any], recipe: Recipe, device: Device) -> ModelRecord:
+def _record(source: str, facts: dict[str, Any], recipe: Recipe, device: Device, is_draft: bool) -> ModelRecord:
     sizes = {name: facts[name] for name in ("family", "layers", "hidden_size", "intermediate_size", "heads")}
     architecture = ArchitectureRecord(
         **sizes,
@@ -106,5 +106,14 @@ def _record(source: str, facts: dict[str, Any], recipe: Recipe, device: Device) 
         sliding_layers=0,
         tied_embeddings=facts["tied"],
     )
-    graphs = tuple(GraphRecord("model.onnx", True, kv) for kv in _KV_TYPES[device])
-    return ModelRecord(source, "", architecture, recipe.to_dict(), None, graphs, None)
+    return ModelRecord(source, "", architecture, recipe.to_dict(), None, planned_graphs(device, is_draft), None)
+
+
+def planned_graphs(device: Device, is_draft: bool) -> tuple[GraphRecord, ...]:
+    """What graphs an export writes for a model that is a draft or not, folders left out."""
+    if device == "cpu":
+        return tuple(GraphRecord("model.onnx", True, kv) for kv in ("float32", "int8"))
+    graphs = [GraphRecord(name, tree, "float16", selects=True) for name, tree in _CUDA_GRAPHS]
+    if is_draft:
+        graphs += [GraphRecord(f"draft{n}.onnx", False, "float16", steps=n) for n in CHAIN_LENGTHS[device]]
+    return tuple(graphs)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge_spec.errors import RequestError
-from edge_spec.manifest import GraphRecord, Manifest, ModelRecord
+from edge_spec.manifest import Manifest, ModelRecord
 from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.memory import plan_memory
 from edge_spec.runtime.memory_budget import DEFAULT_SHARE
@@ -150,10 +150,12 @@ def on_cuda(manifest: Manifest) -> Manifest:
     draft = manifest.draft or manifest.cpu_draft
     if manifest.device == "cuda" and draft is manifest.draft:
         return manifest if manifest.cpu_draft is None else replace(manifest, cpu_draft=None)
-    from edge_spec.export.recipe import DEFAULT_RECIPES, RECIPES  # with it comes all that exporting needs
+    # With these comes all that exporting needs.
+    from edge_spec.export.planned_bundle import planned_graphs
+    from edge_spec.export.recipe import DEFAULT_RECIPES, RECIPES
 
     def exported(model: ModelRecord, recipe: str) -> ModelRecord:
-        graphs = (GraphRecord("model.onnx", False, "float16"),)
+        graphs = planned_graphs("cuda", model is draft)
         return replace(model, recipe=RECIPES[recipe].to_dict(), integer_weights=None, graphs=graphs)
 
     target_recipe, draft_recipe = DEFAULT_RECIPES["cuda"]
