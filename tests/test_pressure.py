@@ -150,10 +150,11 @@ def test_a_plan_that_fills_the_memory_is_no_reason_to_give_anything_up() -> None
     assert usual_reserve(2 << 30, planned=-10 * MIB) == 8 * MIB
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"speculation": "model", "max_draft": 3}])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"speculation": "model"}])
 def test_the_text_stays_whatever_is_given_up_and_comes_back(
     tiny_bundle: Bundles, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
+    options = {**options, "max_draft": 3}
     # A draft of this size saves no time, so it must not seem to take any to load.
     monkeypatch.setattr(
         "edge_spec.runtime.engine.load_pair",
@@ -166,16 +167,17 @@ def test_the_text_stays_whatever_is_given_up_and_comes_back(
         bundle, conversations=3, available=lambda: free[0], memory_reserve=RESERVE, clock=lambda: now[0]
     ) as engine:
         with engine.session() as session:
-            expected = session.generate(PROMPT, max_new_tokens=60, **options).token_ids
+            expected = session.generate(PROMPT, max_new_tokens=90, **options).token_ids
         engine.generate([1, 2, 3], max_new_tokens=1)
         draft = weakref.ref(engine._drafters["model"]._read._model)  # type: ignore[attr-defined]
         with engine.session() as session:
             tokens: list[int] = []
             completion = None
-            for chunk in session.stream(PROMPT, max_new_tokens=60, **options):
+            for chunk in session.stream(PROMPT, max_new_tokens=90, **options):
                 tokens += chunk.token_ids
                 completion = chunk.completion
-                free[0] = 0 if 15 <= len(tokens) < 25 else 1 << 40
+                # Short of memory for several rounds, whoever drafts: none brings more than four tokens.
+                free[0] = 0 if 15 <= len(tokens) < 35 else 1 << 40
                 now[0] += 1.0
         assert completion is not None
         assert tuple(tokens) == completion.token_ids == expected
