@@ -104,6 +104,8 @@ def export_pair(
         runs_on: _find_recipe(draft_recipe, DEFAULT_RECIPES[runs_on][1], runs_on, draft_via)
         for runs_on in draft_devices
     }
+    if not draft_devices:  # a slip in its recipe is told even where there is no draft
+        _find_recipe(draft_recipe, DEFAULT_RECIPES[device][1], device, draft_via)
     if not check and AUTO in (target_recipe, *draft_recipes.values()):
         raise EdgeSpecError(
             "Recipe 'auto' chooses formats by their measured error, which needs the check of the written graph; leave "
