@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_spec.cli.command import add_command, given
 from edge_spec.cli.inspect import print_manifest
 from edge_spec.cli.recipe_list import print_recipes
-
-if TYPE_CHECKING:
-    from edge_spec.manifest import Device
 
 EXPORTERS = ("native", "optimum")
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32", "auto")
@@ -129,6 +126,7 @@ def _models(arguments: argparse.Namespace) -> dict[str, Any]:
         if recipe is None or recipe in RECIPES:
             arguments.usage_error("one of --target and --pair is required, or the name of a pair as --recipe")
         pair, recipe = recipe, None
+    from edge_spec.export.pair import draft_devices
     from edge_spec.export.recipe import runs_on
     from edge_spec.export.shipped_recipes import find_pair_recipe, require_pair_name, require_storage_name
 
@@ -139,8 +137,8 @@ def _models(arguments: argparse.Namespace) -> dict[str, Any]:
     named: dict[str, Any] = {"draft": None}
     if pair is not None:
         written = find_pair_recipe(pair)
-        place = arguments.draft_device or arguments.device
-        drafts_on: tuple[Device, ...] = ("cuda", "cpu") if place == "both" else (place,)
+        has_draft = (arguments.draft or written.draft) is not None
+        drafts_on = draft_devices(arguments.draft_device, arguments.device, has_draft)
         named = written.models(arguments.device, drafts_on)
         for name, option, devices in (
             ("recipe", recipe, (arguments.device,)),

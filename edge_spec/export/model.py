@@ -37,18 +37,20 @@ _MOST_MARKERS = 16
 
 
 @dataclass(frozen=True)
-class _GraphFile:
+class GraphFile:
+    """A graph that is written for every model; drafts have more of them (export/draft_chain_graph.py)."""
+
     name: str
     tree: bool
     kv: CacheType
 
 
 # On CPU the bias costs nothing, so one graph does both; on CUDA it takes the slower attention kernel.
-_GRAPH_FILES: dict[Device, tuple[_GraphFile, ...]] = {
-    "cpu": (_GraphFile("model.onnx", tree=True, kv="float32"), _GraphFile("model.kv8.onnx", tree=True, kv="int8")),
+GRAPH_FILES: dict[Device, tuple[GraphFile, ...]] = {
+    "cpu": (GraphFile("model.onnx", tree=True, kv="float32"), GraphFile("model.kv8.onnx", tree=True, kv="int8")),
     "cuda": (
-        _GraphFile("model.onnx", tree=False, kv="float16"),
-        _GraphFile("model_tree.onnx", tree=True, kv="float16"),
+        GraphFile("model.onnx", tree=False, kv="float16"),
+        GraphFile("model_tree.onnx", tree=True, kv="float16"),
     ),
 }
 
@@ -85,7 +87,7 @@ def export_model(
         packer = Packer(weights, recipe, device, signed_integers)
         conditioner = Conditioner(checkpoint, recipe)
         model, reference_logits = _pack(checkpoint, packer, conditioner, text_ids, f"export {folder.name}", progress)
-    facts, files = checkpoint.architecture, _GRAPH_FILES[device]
+    facts, files = checkpoint.architecture, GRAPH_FILES[device]
     usable = min(checkpoint.vocabulary.size, facts.logits_size)
     selects_of = usable if device == "cuda" else None
     plain = [file for file in files if file.kv != "int8"]

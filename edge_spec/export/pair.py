@@ -97,14 +97,13 @@ def export_pair(
     """
     if device not in DEFAULT_RECIPES:
         raise EdgeSpecError(f"Unknown device {device!r}; expected one of {', '.join(DEFAULT_RECIPES)}.")
-    draft_devices = _draft_devices(draft_device, device, draft is not None)
+    places = draft_devices(draft_device, device, draft is not None)
     draft_via = draft_via or via
     target_recipe = _find_recipe(recipe, DEFAULT_RECIPES[device][0], device, via)
     draft_recipes = {
-        runs_on: _find_recipe(draft_recipe, DEFAULT_RECIPES[runs_on][1], runs_on, draft_via)
-        for runs_on in draft_devices
+        runs_on: _find_recipe(draft_recipe, DEFAULT_RECIPES[runs_on][1], runs_on, draft_via) for runs_on in places
     }
-    if not draft_devices:  # a slip in its recipe is told even where there is no draft
+    if not places:  # a slip in its recipe is told even where there is no draft
         _find_recipe(draft_recipe, DEFAULT_RECIPES[device][1], device, draft_via)
     if not check and AUTO in (target_recipe, *draft_recipes.values()):
         raise EdgeSpecError(
@@ -132,7 +131,7 @@ def export_pair(
         (folder / TOKENIZER).write_text(vocabulary.tokenizer.to_str(pretty=True), "utf-8")
         if vocabulary.chat_template is not None:
             (folder / CHAT_TEMPLATE).write_bytes(_checked_template(vocabulary.chat_template, target_checkpoint.source))
-        requested = (*((recipe,) if device == "cuda" else ()), *((draft_recipe,) if "cuda" in draft_devices else ()))
+        requested = (*((recipe,) if device == "cuda" else ()), *((draft_recipe,) if "cuda" in places else ()))
         if any(asked in (AUTO, AUTO.name) for asked in requested):
             notes.append("Recipe auto is int4 on CUDA, which has no w8a8 to choose from; nothing was measured.")
         target_record, told = _export(
@@ -172,7 +171,7 @@ def export_pair(
     return ExportReport(Path(output), read_manifest(Path(output)), tuple(notes))
 
 
-def _draft_devices(wanted: DraftDevice | None, device: Device, has_draft: bool) -> tuple[Device, ...]:
+def draft_devices(wanted: DraftDevice | None, device: Device, has_draft: bool) -> tuple[Device, ...]:
     """What the draft is written for, the target's own device first."""
     if wanted not in (None, "cpu", "cuda", "both"):
         raise EdgeSpecError(f"draft_device is {wanted!r}, expected 'cpu', 'cuda' or 'both'.")

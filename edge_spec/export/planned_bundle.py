@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export.draft_chain_graph import CHAIN_LENGTHS
+from edge_spec.export.model import GRAPH_FILES
 from edge_spec.export.pair_recipe import PairRecipe
 from edge_spec.export.recipe import DEFAULT_RECIPES, Device, Recipe, find_recipe, runs_on
 from edge_spec.manifest import (
@@ -27,8 +28,6 @@ else:
     import tomli as tomllib
 
 SIZES = Path(__file__).with_name("model_sizes.toml")
-
-_CUDA_GRAPHS = (("model.onnx", False), ("model_tree.onnx", True))
 
 
 @lru_cache(maxsize=1)
@@ -111,9 +110,8 @@ def _record(source: str, facts: dict[str, Any], recipe: Recipe, device: Device, 
 
 def planned_graphs(device: Device, is_draft: bool) -> tuple[GraphRecord, ...]:
     """What graphs an export writes for a model that is a draft or not, folders left out."""
-    if device == "cpu":
-        return tuple(GraphRecord("model.onnx", True, kv) for kv in ("float32", "int8"))
-    graphs = [GraphRecord(name, tree, "float16", selects=True) for name, tree in _CUDA_GRAPHS]
+    files = GRAPH_FILES[device]
+    graphs = [GraphRecord(file.name, file.tree, file.kv, selects=device == "cuda") for file in files]
     if is_draft:
-        graphs += [GraphRecord(f"draft{n}.onnx", False, "float16", steps=n) for n in CHAIN_LENGTHS[device]]
+        graphs += [GraphRecord(f"draft{n}.onnx", False, files[0].kv, steps=n) for n in CHAIN_LENGTHS[device]]
     return tuple(graphs)
