@@ -1,0 +1,94 @@
+"""What a training run may be told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edge_spec.errors import EdgeSpecError
+
+# What may change between a run and the one that takes it up again.
+_CHANGEABLE = ("minutes", "epochs", "patience", "save_minutes", "device")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a head is trained.
+
+    Attributes:
+        minutes: how long to train; ``None`` for no limit. Saves and held-out texts are counted in.
+        epochs: how often to read each text; ``None`` for no limit. One of the two is needed.
+        draft_vocabulary: ids that the head proposes at most.
+        intermediate_size: of the MLP; ``None`` for the target's.
+        steps: how many steps of its own drafting the head learns from.
+        depth_weight: how much each step weighs, in terms of the one before.
+        learning_rate: the highest one.
+        warmup_steps: steps until it is reached; after that it falls as a cosine.
+        weight_decay: of the matrices.
+        clip: the longest gradient.
+        batch_tokens: tokens of a batch, about.
+        text_tokens: tokens of a text that are read at most.
+        held_out_share: share of the texts that are kept back to measure acceptance.
+        held_out_tokens: tokens of those texts at most.
+        evaluate_every: steps from one measurement to the next.
+        patience: measurements without a better one after which to stop.
+        save_minutes: minutes from one saved state to the next; 0 for every step.
+        seed: of the weights and of the order of the texts.
+        device: ``cpu`` or ``cuda``.
+        start: what weights to start from: those of the target's last layer, or random ones. The embedding, the final
+            norm and lm_head are the target's in any case.
+    """
+
+    minutes: float | None = None
+    epochs: float | None = None
+    draft_vocabulary: int = 8192
+    intermediate_size: int | None = None
+    steps: int = 3
+    depth_weight: float = 0.8
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    batch_tokens: int = 2048
+    text_tokens: int = 2048
+    held_out_share: float = 0.05
+    held_out_tokens: int = 20_000
+    evaluate_every: int = 200
+    patience: int = 5
+    save_minutes: float = 3.0
+    seed: int = 0
+    device: str = "cpu"
+    start: Literal["target", "random"] = "target"
+
+    def __post_init__(self) -> None:
+        """Raise EdgeSpecError for a value out of its range."""
+        if self.minutes is None and self.epochs is None:
+            raise EdgeSpecError("Training needs an end: give minutes, epochs, or both.")
+        for name in ("minutes", "epochs", "learning_rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise EdgeSpecError(f"{name} is {value}; expected a number above 0.")
+        counts = ("draft_vocabulary", "steps", "batch_tokens", "evaluate_every", "patience")
+        for name in (*counts, "held_out_tokens"):
+            if getattr(self, name) < 1:
+                raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+        if self.intermediate_size is not None and self.intermediate_size < 1:
+            raise EdgeSpecError(f"intermediate_size is {self.intermediate_size}; expected 1 or more.")
+        if self.text_tokens < 3:
+            raise EdgeSpecError(f"text_tokens is {self.text_tokens}; expected 3 or more.")
+        for name in ("warmup_steps", "weight_decay", "save_minutes", "seed"):
+            if not getattr(self, name) >= 0:
+                raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 0 or more.")
+        if not 0 < self.held_out_share < 1:
+            raise EdgeSpecError(f"held_out_share is {self.held_out_share}; expected more than 0 and less than 1.")
+        if not 0 < self.depth_weight <= 1:
+            raise EdgeSpecError(f"depth_weight is {self.depth_weight}; expected more than 0, and 1 at most.")
+        if self.start not in ("target", "random"):
+            raise EdgeSpecError(f"start is {self.start!r}; expected 'target' or 'random'.")
+
+    def fixed(self) -> dict[str, Any]:
+        """What must not change between a run and the one that takes it up again."""
+        settings = dataclasses.asdict(self)
+        return {name: value for name, value in settings.items() if name not in _CHANGEABLE}

@@ -1,0 +1,258 @@
+"""Trains a head for a target from the texts that the target wrote."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_spec.distill.draft_ids import choose_draft_ids
+from edge_spec.distill.draft_loss import draft_losses
+from edge_spec.distill.head import Head
+from edge_spec.distill.head_files import write_head
+from edge_spec.distill.held_out import Acceptance, measure_acceptance
+from edge_spec.distill.initial_weights import head_config, initial_head, read_embedding
+from edge_spec.distill.rollout import roll_out
+from edge_spec.distill.tap_files import TapFiles
+from edge_spec.distill.text_batch import TextBatch, pack
+from edge_spec.distill.text_survey import TextSurvey, plan_batches, survey
+from edge_spec.distill.train_progress import TrainProgress, forget_after
+from edge_spec.distill.train_settings import TrainSettings
+from edge_spec.distill.training_state import TrainingState
+from edge_spec.errors import EdgeSpecError
+from edge_spec.export.checkpoint import open_checkpoint
+
+# Seconds from one report to the next.
+_REPORT_EVERY = 20.0
+# What counts as better, in accepted tokens.
+_BETTER = 0.002
+# Of the highest learning rate, what is left at the end.
+_LAST_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """How a run ended.
+
+    Attributes:
+        folder: where the best head was written.
+        steps: batches learnt from.
+        tokens: tokens read, those of prompts too.
+        seconds: time spent.
+        best_length: the accepted length of the head that was written.
+        reason: why the run is over.
+    """
+
+    folder: Path
+    steps: int
+    tokens: int
+    seconds: float
+    best_length: float
+    reason: str
+
+
+def train(
+    files: TapFiles,
+    target_checkpoint: str | os.PathLike[str],
+    output_folder: str | os.PathLike[str],
+    settings: TrainSettings,
+    progress: Callable[[TrainProgress], None],
+) -> TrainReport:
+    """Train a head, or go on with a run that was killed.
+
+    Without ``minutes`` one seed gives one head on the same machine with as many threads, whether the run was killed on
+    the way or not. With ``minutes`` the learning rate follows the clock.
+
+    Args:
+        files: texts that the target wrote.
+        target_checkpoint: the target's float weights: a GGUF file, a Hugging Face folder or a name on the hub.
+        output_folder: where the head, the log and the state are written; created if need be.
+        settings: how to train.
+        progress: told every some seconds, and of every measurement.
+
+    Raises:
+        CheckpointError: the target's weights cannot be read.
+        EdgeSpecError: texts and target do not fit, or the folder holds another run.
+    """
+    folder = Path(output_folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EdgeSpecError(f"{folder} cannot be written: {error.strerror or error}; name another folder.") from error
+    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+        raise EdgeSpecError(f"The device is {settings.device!r}, but torch finds no CUDA device; expected 'cpu'.")
+    return _Run(files, target_checkpoint, folder, settings, progress).finish()
+
+
+def learning_rate(settings: TrainSettings, step: int, done: float) -> float:
+    """The learning rate of a step: a straight rise, then a cosine.
+
+    Args:
+        settings: of the run.
+        step: counted from 0.
+        done: which part of the run is over, from 0 to 1.
+    """
+    rise = min((step + 1) / (settings.warmup_steps + 1), 1.0)
+    fall = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    return settings.learning_rate * rise * fall
+
+
+def batch_loss(head: Head, embedding: Tensor, batch: TextBatch, settings: TrainSettings) -> Tensor:
+    """The loss of a batch: cross-entropy and total variation, over all steps, per rollout."""
+    total = embedding.new_zeros((), dtype=torch.float32)
+    rollouts = 0
+    for step, outcome in enumerate(roll_out(head, embedding, batch, settings.steps)):
+        rollouts = rollouts or len(outcome.rows)
+        logits = head.logits(outcome.outputs)
+        probabilities = batch.probabilities[outcome.rows]
+        cross_entropy, overlap = draft_losses(logits, batch.columns[outcome.rows], probabilities)
+        rows = cross_entropy + probabilities.sum(1) - overlap
+        total = total + settings.depth_weight**step * rows.sum()
+    return total / max(rollouts, 1)
+
+
+class _Run:
+    """One run of training."""
+
+    def __init__(
+        self,
+        files: TapFiles,
+        target_checkpoint: str | os.PathLike[str],
+        folder: Path,
+        settings: TrainSettings,
+        progress: Callable[[TrainProgress], None],
+    ) -> None:
+        self._files, self._folder, self._settings, self._progress = files, folder, settings, progress
+        checkpoint = open_checkpoint(target_checkpoint)
+        facts, header = checkpoint.architecture, files.header
+        self._survey: TextSurvey = survey(files, facts.logits_size, len(header.taps) * facts.hidden_size, settings)
+        self._draft_ids = choose_draft_ids(self._survey.shares, checkpoint.vocabulary, settings.draft_vocabulary)
+        config = head_config(checkpoint, header.taps, len(self._draft_ids), settings.intermediate_size)
+        device = settings.device
+        self._embedding = read_embedding(checkpoint).to(device)
+        self._head = initial_head(checkpoint, config, self._draft_ids, settings.start, settings.seed).to(device)
+        self._column_of = torch.full((facts.logits_size,), -1)
+        self._column_of[torch.from_numpy(self._draft_ids)] = torch.arange(len(self._draft_ids))
+        gains = [parameter for parameter in self._head.parameters() if parameter.dim() == 1]
+        groups: list[dict[str, Any]] = [
+            {"params": [parameter for parameter in self._head.parameters() if parameter.dim() > 1]},
+            {"params": gains, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(
+            groups, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
+        )
+        self._made_of = {
+            **settings.fixed(),
+            "texts": asdict(header),
+            "tokens": int(self._survey.lengths.sum()),
+            "target": checkpoint.sha256(),
+        }
+        self._state = TrainingState.load(folder, self._made_of, self._head, self._optimizer)
+        forget_after(folder, self._state.step)
+        self._batches, self._rate = self._plan(self._state.epoch), 0.0
+        self._began = time.monotonic() - self._state.seconds
+        # Since the last report.
+        self._reported, self._tokens_reported, self._losses = self._now(), self._state.tokens, list[float]()
+        self._saved = self._now()
+
+    def finish(self) -> TrainReport:
+        """Train until the run is over."""
+        state = self._state
+        while not state.finished:
+            if state.batch == len(self._batches):
+                state.epoch, state.batch = state.epoch + 1, 0
+                self._batches = self._plan(state.epoch)
+            self._learn(self._batches[state.batch])
+            over = self._done() >= 1
+            if over:
+                state.finished = "the time is over" if self._out_of_time() else "all epochs are over"
+            if over or state.step % self._settings.evaluate_every == 0:
+                self._report(self._measure())
+            elif self._now() - self._reported >= _REPORT_EVERY:
+                self._report(None)
+            if self._now() - self._saved >= self._settings.save_minutes * 60:
+                self._save()
+        self._save()
+        return TrainReport(self._folder, state.step, state.tokens, state.seconds, state.best_length, state.finished)
+
+    def _plan(self, epoch: int) -> list[list[int]]:
+        order = np.random.default_rng([self._settings.seed, 1, epoch])
+        return plan_batches(self._survey.training, self._survey.lengths, self._settings.batch_tokens, order)
+
+    def _learn(self, indices: list[int]) -> None:
+        state = self._state
+        self._rate = learning_rate(self._settings, state.step, self._done())
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate
+        batch = self._read(indices)
+        loss = batch_loss(self._head, self._embedding, batch, self._settings)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._head.parameters(), self._settings.clip)
+        self._optimizer.step()
+        state.step, state.batch, state.tokens = state.step + 1, state.batch + 1, state.tokens + len(batch.token_ids)
+        self._losses.append(loss.item())
+
+    def _read(self, indices: list[int]) -> TextBatch:
+        texts = [self._files.read(index) for index in indices]
+        return pack(texts, self._column_of, self._settings.text_tokens).to(self._settings.device)
+
+    def _measure(self) -> Acceptance:
+        """Measure on the held-out texts; write the head if it is the best so far."""
+        batches = plan_batches(self._survey.held_out, self._survey.lengths, self._settings.batch_tokens, None)
+        ids = torch.from_numpy(self._draft_ids).to(self._settings.device)
+        measured = measure_acceptance(self._head, self._embedding, ids, map(self._read, batches))
+        state = self._state
+        if measured.accepted_length > state.best_length:
+            write_head(self._folder, self._head, self._draft_ids)
+        state.worse = 0 if measured.accepted_length > state.best_length + _BETTER else state.worse + 1
+        state.best_length = max(measured.accepted_length, state.best_length)
+        if state.worse >= self._settings.patience:
+            state.finished = f"{state.worse} measurements brought nothing better"
+        return measured
+
+    def _report(self, measured: Acceptance | None) -> None:
+        state, done, now = self._state, self._done(), self._now()
+        report = TrainProgress(
+            step=state.step,
+            epochs=state.epoch + state.batch / len(self._batches),
+            loss=sum(self._losses) / len(self._losses),
+            learning_rate=self._rate,
+            tokens_per_second=(state.tokens - self._tokens_reported) / max(now - self._reported, 1e-9),
+            seconds=now,
+            seconds_left=0.0 if state.finished else now * (1 / done - 1),
+            acceptance=measured,
+        )
+        report.append_to(self._folder)
+        self._progress(report)
+        self._reported, self._tokens_reported, self._losses = self._now(), state.tokens, []
+
+    def _save(self) -> None:
+        self._state.seconds = self._now()
+        self._state.save(self._folder, self._made_of, self._head, self._optimizer)
+        self._saved = self._now()
+
+    def _now(self) -> float:
+        """Seconds that the run has taken, its earlier parts counted in."""
+        return time.monotonic() - self._began
+
+    def _out_of_time(self) -> bool:
+        return self._settings.minutes is not None and self._now() >= self._settings.minutes * 60
+
+    def _done(self) -> float:
+        """Which part of the run is over, from 0 to 1, by the limit that is nearer."""
+        settings, state = self._settings, self._state
+        parts = []
+        if settings.minutes is not None:
+            parts.append(self._now() / (settings.minutes * 60))
+        if settings.epochs is not None:
+            parts.append((state.epoch + state.batch / len(self._batches)) / settings.epochs)
+        return max(parts)

@@ -1,0 +1,85 @@
+"""A training run on disk, to be taken up again where it was saved."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge_spec.errors import EdgeSpecError
+
+STATE = "training.state"
+
+
+@dataclass
+class TrainingState:
+    """How far a run is.
+
+    Attributes:
+        step: batches learnt from.
+        epoch: the epoch of the next batch, counted from 0.
+        batch: the next batch in its epoch.
+        tokens: tokens read, those of prompts too.
+        seconds: time spent, of earlier parts of the run too.
+        best_length: the best accepted length that was measured.
+        worse: measurements since.
+        finished: why the run is over; empty while it is not.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best_length: float = -1.0
+    worse: int = 0
+    finished: str = ""
+
+    def save(self, folder: Path, run: dict[str, Any], head: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Replace what was saved before; a kill leaves the one or the other.
+
+        Args:
+            folder: exists.
+            run: what the run is made of; must be the same when it is taken up again.
+            head: its weights are saved.
+            optimizer: its state is saved.
+        """
+        temporary = folder / f".{STATE}.new"
+        saved = {"run": run, "state": vars(self), "head": head.state_dict(), "optimizer": optimizer.state_dict()}
+        with temporary.open("wb") as file:
+            torch.save(saved, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / STATE)
+
+    @classmethod
+    def load(
+        cls, folder: Path, run: dict[str, Any], head: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> TrainingState:
+        """Take up what was saved in a folder, or begin.
+
+        Raises:
+            EdgeSpecError: what was saved is another run, or damaged.
+        """
+        path = folder / STATE
+        if not path.exists():
+            return cls()
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            earlier = saved["run"]
+            if earlier == run:
+                head.load_state_dict(saved["head"])
+                optimizer.load_state_dict(saved["optimizer"])
+                return cls(**saved["state"])
+        except Exception as error:  # torch raises whatever its archive reader and unpickler do
+            raise EdgeSpecError(
+                f"{path} cannot be read ({error}); remove it to begin anew, or name another folder."
+            ) from error
+        name = next(name for name in {**run, **earlier} if run.get(name) != earlier.get(name))
+        raise EdgeSpecError(
+            f"{path} was saved by a run with {name} {earlier.get(name)!r}, not {run.get(name)!r}; give what it was "
+            "begun with, remove it to begin anew, or name another folder."
+        )
