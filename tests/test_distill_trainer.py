@@ -225,6 +225,23 @@ def test_losses_are_cross_entropy_and_overlap_with_the_tokens_that_the_head_has(
     assert overlap.tolist() == pytest.approx([0.6 + float(q[0, 0]), 0.2])
 
 
+def test_gradients_of_the_losses_are_those_of_their_formulas() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 9, generator=generator, dtype=torch.float64, requires_grad=True)
+    columns = torch.stack([torch.randperm(9, generator=generator)[:4] for _ in range(5)])
+    columns[:, 3] = columns[:, 0]  # what the draft vocabulary lacks stands in some column, too
+    probabilities = torch.rand(5, 4, generator=generator, dtype=torch.float64) / 4
+    probabilities[:, 3] = 0
+    weights = torch.rand(2, 5, generator=generator, dtype=torch.float64)
+    log_q = logits.log_softmax(1).gather(1, columns)
+    plain = -(probabilities * log_q).sum(1), torch.minimum(probabilities, log_q.exp()).sum(1)
+    gradients = []
+    for losses in (plain, draft_losses(logits, columns, probabilities)):
+        total = sum((weight * loss).sum() for weight, loss in zip(weights, losses, strict=True))
+        gradients.append(torch.autograd.grad(total, logits)[0])
+    torch.testing.assert_close(*gradients)
+
+
 def test_acceptance_counts_drafts_up_to_the_first_wrong_token() -> None:
     # Four ids, the first three proposed. The head is made to propose the id of the token it has read last.
     config = HeadConfig(4, 1, 1, 1, 4, 1e-6, 100.0, 4, 3, (1,), 64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,5 +22,27 @@ def draft_losses(logits: Tensor, columns: Tensor, probabilities: Tensor) -> tupl
     Returns:
         Cross-entropy, and the sum of min(p, q), that is one minus the total variation: each float32 [rows].
     """
-    log_q = logits.gather(1, columns) - logits.logsumexp(1, keepdim=True)
-    return -(probabilities * log_q).sum(1), torch.minimum(probabilities, log_q.exp()).sum(1)
+    losses: tuple[Tensor, Tensor] = _DraftLosses.apply(logits, columns, probabilities)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _DraftLosses(torch.autograd.Function):
+    """Passes over the logits take as long as matrix products do on a small machine; there are two, not ten."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, columns: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        softmax = logits.softmax(1)
+        q = softmax.gather(1, columns)
+        ctx.softmax, ctx.columns, ctx.probabilities, ctx.q = softmax, columns, probabilities, q
+        log_q = q.clamp(min=torch.finfo(q.dtype).tiny).log()
+        return -(probabilities * log_q).sum(1), torch.minimum(probabilities, q).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        of_cross_entropy, of_overlap = (gradient[:, None] for gradient in gradients)
+        # By log q of each token; those of the logits follow from log q = logit - logsumexp(logits).
+        by_log_q = of_overlap * torch.where(ctx.q < ctx.probabilities, ctx.q, 0.0)
+        by_log_q -= of_cross_entropy * ctx.probabilities
+        by_logit = ctx.softmax.mul_(-by_log_q.sum(1, keepdim=True))
+        ctx.softmax = None
+        return by_logit.scatter_add_(1, ctx.columns, by_log_q), None, None

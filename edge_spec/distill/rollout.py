@@ -48,7 +48,7 @@ def roll_out(head: Head, embedding: Tensor, batch: TextBatch, steps: int) -> Ite
     fused = head.fc(batch.taps[fed])
     pairs = head.pairs(fused, _embedded(embedding, batch.token_ids[fed + 1]))
     keys, values = head.keys_and_values(pairs, batch.positions[fed])
-    first_fed = _offsets([span.rows for span in batch.spans])
+    keys_of_texts, values_of_texts = (torch.split(part, [s.rows for s in batch.spans]) for part in (keys, values))
 
     # Each step is fed with some of the rows that were put out before it.
     kept = _kept([span.rows for span in batch.spans], [(span.first, span.rows) for span in batch.spans])
@@ -65,13 +65,16 @@ def roll_out(head: Head, embedding: Tensor, batch: TextBatch, steps: int) -> Ite
             own = [(key[kept], value[kept]) for key, value in own]
             own.append(head.keys_and_values(pairs, batch.positions[starts + step]))
         queries = head.queries(pairs, batch.positions[starts + step])
+        # Split, not sliced: gradients of slices are as large as what they were cut from.
+        of_texts = [torch.split(part, counts) for part in (queries, *(part for pair in own for part in pair))]
         attended = []
-        for span, at, start, count in zip(batch.spans, first_fed, _offsets(counts), counts, strict=True):
+        for span, count, fed_keys, fed_values, mine, *others in zip(
+            batch.spans, counts, keys_of_texts, values_of_texts, *of_texts, strict=True
+        ):
             if count:
-                seen = slice(at, at + span.first + count)
-                mine = slice(start, start + count)
-                own_of_text = [(key[mine], value[mine]) for key, value in own]
-                attended.append(attend(queries[mine], keys[seen], values[seen], own_of_text))
+                seen = span.first + count
+                own_of_text = list(zip(others[::2], others[1::2], strict=True))
+                attended.append(attend(mine, fed_keys[:seen], fed_values[:seen], own_of_text))
         outputs = head.outputs(features, torch.cat(attended))
         yield Step(starts + step + 1, outputs)
         kept = _kept(counts, [(0, span.rollouts(step + 1)) for span in batch.spans])
