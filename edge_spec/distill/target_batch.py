@@ -87,6 +87,8 @@ class TargetBatch:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(_WEIGHT_FOLDER, str(path.parent))
+        # This goes on for hours beside other work: threads that wait must not take the processor from those that compute.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if threads is not None:
             options.intra_op_num_threads = threads
         serialized = model.SerializeToString()
