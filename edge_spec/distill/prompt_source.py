@@ -1,0 +1,55 @@
+"""Where prompts come from: the set that ships, or a file of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Opening = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+class PromptSource(Protocol):
+    """Prompts by their numbers.
+
+    Attributes:
+        name: says which prompts these are, so that a run is only ever continued with its own.
+    """
+
+    @property
+    def name(self) -> str:
+        """Which prompts these are."""
+        ...
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def opening(self, number: int, answer_to: Callable[[int], str]) -> Opening:
+        """What is asked: text, token ids or messages.
+
+        Args:
+            number: from 0.
+            answer_to: the target's answer to a prompt whose number is lower by at least :data:`ANSWERED_BEFORE`.
+        """
+        ...
+
+
+# By so many numbers a prompt that builds on an answer comes after the one that was answered.
+ANSWERED_BEFORE = 256
+
+
+class ListedPrompts:
+    """Prompts that stand for themselves, such as those of a user's file."""
+
+    def __init__(self, openings: Sequence[Opening], name: str) -> None:
+        self._openings = list(openings)
+        self.name = name
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._openings)
+
+    def opening(self, number: int, answer_to: Callable[[int], str]) -> Opening:
+        """What is asked; no answer is needed for it."""
+        return self._openings[number]
