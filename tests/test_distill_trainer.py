@@ -391,6 +391,17 @@ def test_another_run_in_the_same_folder_is_refused(target: Path, tmp_path: Path)
         train_quietly(files, target, tmp_path / "run", run)
 
 
+def test_training_ends_when_the_time_is_over_or_nothing_gets_better(target: Path, tmp_path: Path) -> None:
+    files = texts_of(target, tmp_path / "texts", 8, None)
+    reports: list[TrainProgress] = []
+    short = TrainSettings(**{**vars(RUN), "epochs": None, "minutes": 1e-6})
+    report = train(files, target, tmp_path / "short", short, reports.append)
+    assert (report.steps, report.reason) == (1, "the time is over")
+    assert reports[-1].acceptance is not None and (report.folder / "model.safetensors").exists()
+    idle = TrainSettings(**{**vars(RUN), "epochs": 100, "learning_rate": 1e-12, "evaluate_every": 1, "patience": 2})
+    assert train_quietly(files, target, tmp_path / "idle", idle).steps == 3
+
+
 @pytest.mark.parametrize("start", ["target", "random"])
 def test_a_head_learns_what_the_taps_tell(target: Path, tmp_path: Path, start: str) -> None:
     files = texts_of(target, tmp_path / "texts", 60, lambda tokens: (tokens * 7 + 3) % 50)
