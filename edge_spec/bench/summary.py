@@ -87,6 +87,12 @@ def summarize(answers: Sequence[Answer]) -> Summary:
     return Summary(_by_mode(answers), {category: _by_mode(part) for category, part in by_category.items()})
 
 
+def decode_speedup(answers: Sequence[Answer], base: str, mode: str) -> Speedup | None:
+    """How many times as fast one mode decodes as another, after each answer's first round."""
+    both = [[answer for answer in answers if answer.mode == name] for name in (base, mode)]
+    return speedup(*(_costs(part, _decoding) for part in both))
+
+
 def speedup(base: NDArray[np.float64], other: NDArray[np.float64]) -> Speedup | None:
     """Compare seconds per token: sums over all questions, and a bootstrap that draws questions with replacement.
 

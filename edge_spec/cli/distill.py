@@ -1,0 +1,122 @@
+"""``edge-spec distill``: makes a tiny draft for a target that has none."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_spec.cli.command import add_command, given
+
+if TYPE_CHECKING:
+    from edge_spec.distill.distiller import DistillReport
+    from edge_spec.distill.train_progress import TrainProgress
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = add_command(
+        commands,
+        "distill",
+        "train a tiny draft for a target that has none",
+        "Let the target of a bundle write answers, train a small head on its hidden states to say the same "
+        "(EAGLE-3), add the head to the bundle, and measure whether it pays. A run that was ended goes on where it was "
+        "when it is started again with the same options. Needs edge-spec[distill].",
+        "edge-spec distill smollm2.pair --work smollm2.distill",
+        "edge-spec distill coder.pair --work coder.distill --tokens 2m --minutes 600 --device cuda",
+        "edge-spec distill smollm2.pair --work mine.distill --prompts my_log.jsonl --start-from smollm2.distill/head",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="working folder for texts and weights (BUNDLE.distill)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write the bundle with its draft here (into BUNDLE)")
+    parser.add_argument("--target", metavar="MODEL", help="the target's weights (what the bundle was exported from)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+    texts = parser.add_argument_group("texts")
+    texts.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="your own: JSON lines with 'prompt', 'messages' or 'turns', as 'edge-spec serve --record' writes them; a "
+        "tenth of them is kept back to measure with (a set that comes with edge-spec)",
+    )
+    texts.add_argument("--tokens", type=_count, metavar="N", help="tokens of answers to learn from, such as 2m (300k)")
+    texts.add_argument("--disk", metavar="SIZE", help="most that they may take, such as 2GiB (8GiB)")
+    texts.add_argument("--batch", type=int, metavar="N", help="texts that the target writes at a time (64)")
+
+    training = parser.add_argument_group("training")
+    training.add_argument("--minutes", type=float, metavar="N", help="how long to train (60, unless --epochs says)")
+    training.add_argument("--epochs", type=float, metavar="N", help="how often to read each text at most")
+    training.add_argument("--start-from", type=Path, metavar="DIR", help="a head to go on from, as in DIR/head")
+    training.add_argument("--draft-vocab", type=_count, metavar="N", help="ids that the draft proposes (8k)")
+    training.add_argument("--steps", type=int, metavar="N", help="own steps that the draft learns from (3)")
+    training.add_argument("--learning-rate", type=float, metavar="R", help="the highest one (0.001)")
+    training.add_argument("--seed", type=int, metavar="S", help="one seed gives one draft (0)")
+    training.add_argument("--device", metavar="cpu|cuda", help="what to train on (cpu)")
+    training.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
+    training.add_argument("--no-bench", action="store_true", help="do not measure the draft at the end")
+    parser.set_defaults(command=_distill, usage_error=parser.error)
+
+
+def _count(text: str) -> int:
+    """Read a number, in thousands where it ends with a k, in millions where it ends with an m."""
+    digits, unit = (text[:-1], {"k": 1000, "m": 1_000_000}[text[-1].lower()]) if text[-1:] in "kKmM" else (text, 1)
+    if not digits.isdecimal() or not int(digits):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, expected one such as 300k or 300000")
+    return int(digits) * unit
+
+
+def _distill(arguments: argparse.Namespace) -> int:
+    from edge_spec.byte_size import parse_bytes
+    from edge_spec.distill.distiller import distill
+    from edge_spec.distill.train_settings import TrainSettings
+    from edge_spec.progress_bars import ProgressBars
+
+    if arguments.minutes is None and arguments.epochs is None:
+        arguments.minutes = 60.0
+    names = {"draft_vocab": "draft_vocabulary"}
+    options = given(
+        arguments, "minutes", "epochs", "start_from", "draft_vocab", "steps", "learning_rate", "seed", "device"
+    )
+    settings = TrainSettings(**{names.get(name, name): value for name, value in options.items()})
+    work = arguments.work or arguments.bundle.with_name(arguments.bundle.name + ".distill")
+    with ProgressBars() as progress:
+        report = distill(
+            arguments.bundle,
+            work,
+            settings,
+            **given(arguments, "target", "prompts", "output", "threads"),
+            tokens=arguments.tokens or 300_000,
+            limit_bytes=parse_bytes(arguments.disk or "8GiB"),
+            batch=arguments.batch or 64,
+            measured=not arguments.no_bench,
+            progress=progress,
+            told=_tell,
+        )
+    if arguments.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print(report)
+    return 0
+
+
+def _tell(report: TrainProgress) -> None:
+    print(report.line(), file=sys.stderr, flush=True)
+
+
+def _print(report: DistillReport) -> None:
+    files, training = report.written.files, report.training
+    print(f"Texts: {len(files):,} with {files.answer_tokens:,} tokens of answers, in {files.folder}.")
+    if report.written.full:
+        print("They stopped there because the disk limit was reached.")
+    print(
+        f"Training: {training.steps:,} steps in {training.seconds / 60:.0f} min, then {training.reason}; of four drafted "
+        f"tokens {training.best_length:.2f} are right on held-out text. Weights: {training.folder}."
+    )
+    print(f"Bundle: {report.bundle}.")
+    if report.verdict is not None:
+        print(report.verdict.sentence())
+        if not report.verdict.identical:
+            print("Some texts differed from plain decoding; see 'edge-spec bench'.")

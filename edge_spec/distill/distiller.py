@@ -1,0 +1,150 @@
+"""Makes a tiny draft for a target that has none: the target writes, the draft learns, joins the bundle and is measured."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_spec.bench.prompts import Question, read_questions
+from edge_spec.bundle import read_manifest
+from edge_spec.distill.prompt_set import PromptSet
+from edge_spec.distill.prompt_source import ListedPrompts, PromptSource
+from edge_spec.distill.train_progress import TrainProgress
+from edge_spec.distill.train_settings import TrainSettings
+from edge_spec.distill.trainer import TrainReport, train
+from edge_spec.distill.verdict import Verdict, judge
+from edge_spec.distill.write_texts import Written, write_texts
+from edge_spec.errors import EdgeSpecError, RequestError
+from edge_spec.export.head_bundle import add_head
+from edge_spec.export.progress import Progress, silent
+
+# Prompts that are kept back to measure with: of a user's own, this share; at most so many in any case.
+_ASKED_SHARE = 0.1
+_MOST_ASKED = 24
+
+# Where things lie in the working folder.
+TEXTS, HEAD = "texts", "head"
+
+
+@dataclass(frozen=True)
+class DistillReport:
+    """What came of it.
+
+    Attributes:
+        bundle: the target with its new draft.
+        written: the texts that were learned from.
+        training: how that went.
+        verdict: whether the draft pays; ``None`` if it was not measured.
+    """
+
+    bundle: Path
+    written: Written
+    training: TrainReport
+    verdict: Verdict | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        files = self.written.files
+        return {
+            "bundle": str(self.bundle),
+            "texts": {"folder": str(files.folder), "count": len(files), "answer_tokens": files.answer_tokens},
+            "training": {**asdict(self.training), "folder": str(self.training.folder)},
+            "verdict": None if self.verdict is None else self.verdict.to_dict(),
+        }
+
+
+def distill(
+    bundle: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    settings: TrainSettings,
+    *,
+    target: str | os.PathLike[str] | None = None,
+    prompts: str | os.PathLike[str] | None = None,
+    tokens: int,
+    limit_bytes: int,
+    batch: int,
+    output: str | os.PathLike[str] | None = None,
+    threads: int | None = None,
+    measured: bool = True,
+    progress: Progress = silent,
+    told: Callable[[TrainProgress], None] = lambda report: None,
+) -> DistillReport:
+    """Train a head for the target of a bundle, and add it to the bundle.
+
+    What was done before a run was killed is found in its working folder, and the run goes on from there.
+
+    Args:
+        bundle: with the target as it will run.
+        folder: working folder, for texts and weights.
+        settings: how to train.
+        target: the target's checkpoint; ``None`` for the one that the bundle was made from.
+        prompts: file of prompts, as for ``edge-spec bench --replay``; ``None`` for those that ship.
+        tokens: of the target's answers to learn from.
+        limit_bytes: most that the texts may take on disk.
+        batch: texts that the target writes at a time.
+        output: folder for the bundle with the draft; ``None`` adds it to the bundle in place.
+        threads: CPU threads; ``None`` for all.
+        measured: whether to measure the draft at the end.
+        progress: told how far each stage is.
+        told: told how training goes.
+
+    Raises:
+        EdgeSpecError: something is missing, damaged or out of range.
+    """
+    work, path = Path(folder), Path(bundle)
+    manifest = read_manifest(path)
+    checkpoint = manifest.target.source if target is None else os.fspath(target)
+    source, asked = _sources(None if prompts is None else Path(prompts), settings.seed)
+    written = write_texts(
+        path,
+        source,
+        work / TEXTS,
+        tokens=tokens,
+        limit_bytes=limit_bytes,
+        batch=batch,
+        seed=settings.seed,
+        threads=threads,
+        progress=progress,
+    )
+    training = train(written.files, checkpoint, work / HEAD, settings, told)
+    report = add_head(path, work / HEAD, target=checkpoint, output=output, progress=progress)
+    verdict = None
+    if measured:
+        loading = {} if threads is None else {"threads": threads}
+        verdict = judge(report, asked(len(written.files)), loading, lambda done, all_: progress("measuring", done, all_))
+    return DistillReport(report, written, training, verdict)
+
+
+def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int], list[Question]]]:
+    """Prompts to learn from, and what gives those to measure with, once it is known how many were used."""
+    if file is None:
+        shipped = PromptSet(seed)
+        return shipped, lambda used: _unused(shipped, used)
+    questions = read_questions(file, recorded=True)
+    count = min(max(1, round(len(questions) * _ASKED_SHARE)), _MOST_ASKED)
+    if len(questions) <= count:
+        raise RequestError(f"{file} has {len(questions)} prompt, expected at least 2: one to learn from, one to measure.")
+    every = len(questions) // count
+    kept = [question for index, question in enumerate(questions) if index % every == 0][:count]
+    others = [question for question in questions if question not in kept]
+    return ListedPrompts([question.opening for question in others], f"{file.name} {_digest(others)}"), lambda used: kept
+
+
+def _unused(shipped: PromptSet, used: int) -> list[Question]:
+    """The last of the shipped prompts, as far as they are not among the first ``used``."""
+    numbers = range(max(used, len(shipped) - _MOST_ASKED), len(shipped))
+    if not numbers:
+        raise EdgeSpecError("All of the shipped prompts were learned from, so none is left to measure with.")
+    return [
+        Question(number, str(number), shipped.kind(number), tuple(shipped.opening(number, lambda earlier: "")))
+        for number in numbers
+    ]
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    """By which a folder of texts knows its prompts again."""
+    return hashlib.sha256(repr([question.opening for question in questions]).encode()).hexdigest()[:16]
