@@ -29,7 +29,9 @@ def add(commands: Any) -> None:
         "edge-spec distill smollm2.pair --work mine.distill --prompts my_log.jsonl --start-from smollm2.distill/head",
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="working folder for texts and weights (BUNDLE.distill)")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="working folder for texts and weights (BUNDLE.distill)"
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the bundle with its draft here (into BUNDLE)")
     parser.add_argument("--target", metavar="MODEL", help="the target's weights (what the bundle was exported from)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

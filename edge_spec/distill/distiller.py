@@ -115,7 +115,9 @@ def distill(
     verdict = None
     if measured:
         loading = {} if threads is None else {"threads": threads}
-        verdict = judge(report, asked(len(written.files)), loading, lambda done, all_: progress("measuring", done, all_))
+        verdict = judge(
+            report, asked(len(written.files)), loading, lambda done, all_: progress("measuring", done, all_)
+        )
     return DistillReport(report, written, training, verdict)
 
 
@@ -127,7 +129,9 @@ def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int]
     questions = read_questions(file, recorded=True)
     count = min(max(1, round(len(questions) * _ASKED_SHARE)), _MOST_ASKED)
     if len(questions) <= count:
-        raise RequestError(f"{file} has {len(questions)} prompt, expected at least 2: one to learn from, one to measure.")
+        raise RequestError(
+            f"{file} has {len(questions)} prompt, expected at least 2: one to learn from, one to measure."
+        )
     every = len(questions) // count
     kept = [question for index, question in enumerate(questions) if index % every == 0][:count]
     others = [question for question in questions if question not in kept]

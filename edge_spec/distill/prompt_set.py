@@ -271,7 +271,14 @@ _STYLES = (
 )
 _LENGTHS = ("", "", " Keep it under 100 words.", " Write about 150 words.", " Make it funny.", " Use a calm tone.")
 _WORKINGS = ("", "", " Show your steps.", " Think step by step.", " Give only the calculation and the result.")
-_CODE_STYLES = ("", "", " Add comments.", " Explain how it works.", " Include a short example of its use.", " Add tests.")
+_CODE_STYLES = (
+    "",
+    "",
+    " Add comments.",
+    " Explain how it works.",
+    " Include a short example of its use.",
+    " Add tests.",
+)
 
 _QUESTIONS = (
     "What is the most important thing to know about {subject}?",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-SUBJECTS = """
+SUBJECTS = (
+    """
 photosynthesis|gravity|the tides|vaccines|inflation|compound interest|plate tectonics|black holes|the water cycle
 how bread rises|the ozone layer|DNA|evolution|antibiotics|the greenhouse effect|nuclear fission|electric motors
 solar panels|batteries|lightning|rainbows|earthquakes|volcanoes|glaciers|coral reefs|the nitrogen cycle|fermentation
@@ -20,9 +21,13 @@ bees|whales|octopuses|migrating birds|ants|wolves|mushrooms|trees in winter|bats
 tea|coffee|cheese|chocolate|olive oil|spices|sourdough|rice|potatoes|honey|salt|sugar|wine|soup
 urban planning|public transport|bridges|tunnels|lighthouses|canals|windmills|recycling|composting|tap water
 loneliness|friendship|motivation|habits|procrastination|stress|curiosity|honesty|fairness|courage|patience|humour
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
-TASKS = """
+TASKS = (
+    """
 bake a loaf of bread|repair a bicycle tyre|learn a new language|write a letter of complaint|prepare for a job interview
 plan a small garden|save money every month|start running|cook rice properly|clean a keyboard|choose a used car
 organise a birthday party|pack for a week in the mountains|give a short speech|learn to play the guitar
@@ -34,44 +39,68 @@ find a flat in a big city|take better photos|write clear e-mails|run a productiv
 start a book club|reduce food waste|lower an electricity bill|choose a laptop|protect an online account|learn chess
 write a cover letter|plan a train journey|remember names|stop biting nails|keep a diary|make yoghurt|change a light bulb
 prepare a presentation|care for leather shoes|plan meals for a week|read a map|give useful feedback|practise mindfulness
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
-PEOPLE = """
+PEOPLE = (
+    """
 a nurse|a fisherman|a young teacher|an old clockmaker|a bus driver|two sisters|a retired pilot|a baker|a lighthouse keeper
 a violinist|a shy student|a mayor|a gardener|a detective|a librarian|a robot|an astronaut|a shepherd|a chess player
 a painter|a postman|a cook|twin brothers|a geologist|a translator|a ferry captain|a piano tuner|a night watchman
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
-PLACES = """
+PLACES = (
+    """
 a village by the sea|a crowded train|an empty museum|a mountain hut|a space station|a small bakery|an island without a name
 a city under snow|an old theatre|a desert road|a hospital at night|a library|a harbour|a school in summer|a market square
 a forest in autumn|a submarine|a flooded town|a hotel that is about to close|a rooftop|a kitchen|a railway station
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
-EVENTS = """
+EVENTS = (
+    """
 finds a letter that was never sent|loses a key|hears a song from long ago|misses the last train|must tell the truth
 meets an old rival|discovers a hidden door|makes a promise|has one hour left|receives a strange gift|gets lost
 saves a stranger|has to choose between two jobs|learns a secret|waits for the rain to stop|breaks a rule|says goodbye
 builds something that nobody has asked for|hides from a storm|wins a prize by mistake|forgets an important date
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
-ROLES = """
+ROLES = (
+    """
 a ship's doctor in 1790|a patient maths teacher|a travel guide in Lisbon|a strict editor|a medieval blacksmith
 a friendly librarian|an experienced gardener|a job interviewer|a stand-up comedian|a football coach|a museum guide
 a detective in a small town|a dragon who likes books|a chef in a busy kitchen|a science journalist|a kind grandmother
 a philosopher of ancient Athens|a customer service agent|a fitness trainer|a judge at a baking contest|a tour guide on Mars
 a career adviser|a weather presenter|a wise old tree|a nervous wizard|a startup founder|a historian|a radio host
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
-ROLE_QUESTIONS = """
+ROLE_QUESTIONS = (
+    """
 What did you do this morning?|What advice would you give a beginner?|Tell me about the worst day of your work.
 What do people misunderstand about you?|Introduce yourself in a few sentences.|What are you most proud of?
 I am bored. What should I do today?|How did you learn what you know?|Which tool could you not do without?
 A stranger knocks at your door. What do you say?|What would you change if you could?|I made a mistake. Please help me.
 Explain to me what you do, as if I had never heard of it.|What is the secret of your success?|What worries you at night?
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
-CODE_TASKS = """
+CODE_TASKS = (
+    """
 reverses a string|checks whether a number is prime|counts the words in a text|merges two sorted lists
 finds the largest element of a list|removes duplicates from a list and keeps the order|computes the factorial of a number
 returns the n-th Fibonacci number|checks whether a word is a palindrome|converts Celsius to Fahrenheit
@@ -83,7 +112,10 @@ converts a number to binary|finds the second largest number|implements a stack|i
 searches a sorted list|counts how often each letter occurs|capitalises every word|checks whether two words are anagrams
 splits a list into chunks of n|computes the days between two dates|draws a triangle of stars|shuffles a deck of cards
 retries a function up to three times|caches the results of a slow function|limits a number to a range
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
 LANGUAGES = ("Python", "Python", "Python", "JavaScript", "Java", "C", "C++", "Go", "Rust", "TypeScript", "SQL", "Bash")
 

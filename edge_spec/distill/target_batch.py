@@ -100,9 +100,7 @@ class TargetBatch:
             self._basis = np.ascontiguousarray(rotated.T)
         shape = (slots, facts.kv_heads, capacity, facts.head_size)
         self._caches = {
-            f"{layer}.{part}": np.zeros(shape, np.float32)
-            for layer in range(facts.layers)
-            for part in ("key", "value")
+            f"{layer}.{part}": np.zeros(shape, np.float32) for layer in range(facts.layers) for part in ("key", "value")
         }
         self._step = _Call(self, range(slots), 1, [0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ class TrainSettings:
         device: ``cpu`` or ``cuda``.
         start: what weights to start from: those of the target's last layer, or random ones. The embedding, the final
             norm and lm_head are the target's in any case.
+        start_from: folder of a head to go on from instead; it says which ids are proposed, and the MLP's size.
     """
 
     minutes: float | None = None
@@ -61,6 +63,7 @@ class TrainSettings:
     seed: int = 0
     device: str = "cpu"
     start: Literal["target", "random"] = "target"
+    start_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Raise EdgeSpecError for a value out of its range."""
@@ -91,4 +94,5 @@ class TrainSettings:
     def fixed(self) -> dict[str, Any]:
         """What must not change between a run and the one that takes it up again."""
         settings = dataclasses.asdict(self)
+        settings["start_from"] = None if self.start_from is None else os.fspath(self.start_from)
         return {name: value for name, value in settings.items() if name not in _CHANGEABLE}

@@ -17,7 +17,7 @@ from torch import Tensor
 from edge_spec.distill.draft_ids import choose_draft_ids
 from edge_spec.distill.draft_loss import draft_losses
 from edge_spec.distill.head import Head
-from edge_spec.distill.head_files import write_head
+from edge_spec.distill.head_files import read_head, write_head
 from edge_spec.distill.held_out import Acceptance, measure_acceptance
 from edge_spec.distill.initial_weights import head_config, initial_head, read_embedding
 from edge_spec.distill.rollout import roll_out
@@ -134,11 +134,21 @@ class _Run:
         checkpoint = open_checkpoint(target_checkpoint)
         facts, header = checkpoint.architecture, files.header
         self._survey: TextSurvey = survey(files, facts.logits_size, len(header.taps) * facts.hidden_size, settings)
-        self._draft_ids = choose_draft_ids(self._survey.shares, checkpoint.vocabulary, settings.draft_vocabulary)
-        config = head_config(checkpoint, header.taps, len(self._draft_ids), settings.intermediate_size)
         device = settings.device
         self._embedding = read_embedding(checkpoint).to(device)
-        self._head = initial_head(checkpoint, config, self._draft_ids, settings.start, settings.seed).to(device)
+        if settings.start_from is None:
+            self._draft_ids = choose_draft_ids(self._survey.shares, checkpoint.vocabulary, settings.draft_vocabulary)
+            config = head_config(checkpoint, header.taps, len(self._draft_ids), settings.intermediate_size)
+            self._head = initial_head(checkpoint, config, self._draft_ids, settings.start, settings.seed)
+        else:
+            self._head, self._draft_ids = read_head(settings.start_from)
+            wanted = head_config(checkpoint, header.taps, len(self._draft_ids), self._head.config.intermediate_size)
+            if self._head.config != wanted:
+                raise EdgeSpecError(
+                    f"The head in {settings.start_from} is made for another target: it has {self._head.config}, "
+                    f"expected {wanted}."
+                )
+        self._head.to(device)
         self._column_of = torch.full((facts.logits_size,), -1)
         self._column_of[torch.from_numpy(self._draft_ids)] = torch.arange(len(self._draft_ids))
         gains = [parameter for parameter in self._head.parameters() if parameter.dim() == 1]
@@ -166,6 +176,8 @@ class _Run:
     def finish(self) -> TrainReport:
         """Train until the run is over."""
         state = self._state
+        if state.step == 0 and self._settings.start_from is not None:
+            self._report(self._measure())  # what is to be improved on
         while not state.finished:
             if state.batch == len(self._batches):
                 state.epoch, state.batch = state.epoch + 1, 0
@@ -224,11 +236,11 @@ class _Run:
         report = TrainProgress(
             step=state.step,
             epochs=state.epoch + state.batch / len(self._batches),
-            loss=sum(self._losses) / len(self._losses),
+            loss=sum(self._losses) / max(len(self._losses), 1),
             learning_rate=self._rate,
             tokens_per_second=(state.tokens - self._tokens_reported) / max(now - self._reported, 1e-9),
             seconds=now,
-            seconds_left=0.0 if state.finished else now * (1 / done - 1),
+            seconds_left=now * (1 / done - 1) if done and not state.finished else 0.0,
             acceptance=measured,
         )
         report.append_to(self._folder)
