@@ -14,7 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import edge_spec
-from edge_spec.bench.prompts import SHIPPED_PROMPTS, pick, read_questions
+from edge_spec.bench.prompts import SHIPPED_PROMPTS, pick
+from edge_spec.prompt_file import read_questions
 
 RULES = ("coupled", "token", "block")
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 import edge_spec
-from edge_spec.bench.prompts import SHIPPED_PROMPTS, alternate, read_questions
+from edge_spec.bench.prompts import SHIPPED_PROMPTS, alternate
+from edge_spec.prompt_file import read_questions
 
 MODES = ("off", "auto")
 

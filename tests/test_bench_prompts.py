@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec import Grammar, PromptRecorder
-from edge_spec.bench.prompts import SHIPPED_PROMPTS, Question, alternate, pick, read_questions, without_template
+from edge_spec.bench.prompts import SHIPPED_PROMPTS, alternate, pick, without_template
 from edge_spec.errors import RequestError
+from edge_spec.prompt_file import Question, read_questions
 
 
 def write(folder: Path, *entries: Any) -> Path:

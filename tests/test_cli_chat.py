@@ -19,8 +19,8 @@ import pytest
 
 import edge_spec
 from edge_spec import Chunk, Session, cli
-from edge_spec.bench.prompts import read_questions
 from edge_spec.bundle import read_manifest
+from edge_spec.prompt_file import read_questions
 
 PROGRAM = "import sys; from edge_spec.cli import main; sys.exit(main())"
 SHORT = ("--max-new-tokens", "24")

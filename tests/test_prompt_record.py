@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec import PromptRecorder
-from edge_spec.bench.prompts import read_questions
 from edge_spec.errors import RequestError
+from edge_spec.prompt_file import read_questions
 
 
 @pytest.fixture

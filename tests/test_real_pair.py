@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.bench.prompts import SHIPPED_PROMPTS, pick, read_questions
+from edge_spec.bench.prompts import SHIPPED_PROMPTS, pick
 from edge_spec.bundle import open_bundle
 from edge_spec.export import export_pair
+from edge_spec.prompt_file import read_questions
 from edge_spec.runtime.model import Model
 
 RealWeights = Callable[[str], Path]

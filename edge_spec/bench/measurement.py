@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import Any, cast
 
 from edge_spec.bench.modes import BASELINE, PLAIN, Mode
-from edge_spec.bench.prompts import Message, Opening, Question
 from edge_spec.errors import RequestError
+from edge_spec.prompt_file import Message, Opening, Question
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.engine import Engine
 

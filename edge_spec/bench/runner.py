@@ -17,13 +17,14 @@ from edge_spec.bench.engines import open_lanes
 from edge_spec.bench.machine import describe_machine, peak_memory_bytes
 from edge_spec.bench.measurement import Answer, Lane, Skipped, measure
 from edge_spec.bench.modes import BASELINE, parse_modes
-from edge_spec.bench.prompts import SHIPPED_PROMPTS, Question, alternate, pick, read_questions, without_template
+from edge_spec.bench.prompts import SHIPPED_PROMPTS, alternate, pick, without_template
 from edge_spec.bench.settings import Settings
 from edge_spec.bench.summary import summarize
 from edge_spec.bundle import read_manifest
 from edge_spec.device_facts import read_device_facts
 from edge_spec.errors import MissingDependencyError, RequestError
 from edge_spec.manifest import CHAT_TEMPLATE, Manifest
+from edge_spec.prompt_file import Question, read_questions
 
 if TYPE_CHECKING:
     from edge_spec.bench.report import Report

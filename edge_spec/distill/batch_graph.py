@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from edge_spec.distill.tapped_text import TOP_TOKENS
+from edge_spec.export.rotation import Rotation
 
 # Inputs of GroupQueryAttention.
 _BIAS_INPUT = 10
@@ -19,13 +21,19 @@ _BATCHED = ("input_ids", "position_ids", "seqlens_k", "past_key_values.", "prese
 
 
 def batch_graph(
-    path: Path, taps: Sequence[int], layers: int, hidden_size: int, usable: int, window: int | None
+    path: Path,
+    taps: Sequence[int],
+    layers: int,
+    hidden_size: int,
+    usable: int,
+    window: int | None,
+    formats: Sequence[object],
 ) -> onnx.ModelProto:
     """Return the graph with a symbolic batch, to be loaded beside its weights.
 
     Inputs are those of the graph contract with the batch as their first size, ``seqlens_k`` int32 [batch] with what
     each text has, and ``total_sequence_length`` the longest of them. Outputs are ``hidden.i`` float32 [batch, rows, D]
-    in the graph's own basis, ``top_logits`` float32 and ``top_ids`` int64 [batch, logit_rows, N], ``log_sum_exp``
+    in the checkpoint's basis, ``top_logits`` float32 and ``top_ids`` int64 [batch, logit_rows, N], ``log_sum_exp``
     float32 [batch, logit_rows], and the presents.
 
     Args:
@@ -35,6 +43,7 @@ def batch_graph(
         hidden_size: of the residual stream.
         usable: how many columns of the logits stand for ids.
         window: tokens that layers with a sliding window see.
+        formats: those of the model's matrices.
     """
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
@@ -45,20 +54,18 @@ def batch_graph(
             value.type.tensor_type.shape.dim[0].dim_param = "batch"
     presents = [value for value in graph.output if value.name.startswith("present.")]
     columns = next(value for value in graph.output if value.name == "logits").type.tensor_type.shape.dim[2].dim_value
-    outputs = [*_tap(graph, taps, layers, hidden_size), *_select(graph, columns, usable), *presents]
+    outputs = [
+        *_tap(graph, taps, layers, hidden_size, _is_rotated(graph, formats)),
+        *_select(graph, columns, usable),
+        *presents,
+    ]
     del graph.output[:]
     graph.output.extend(outputs)
     return model
 
 
-def is_rotated(path: Path, formats: Sequence[object]) -> bool:
-    """Tell whether a graph's residual stream is rotated (docs/quantization.md).
-
-    Args:
-        path: the graph.
-        formats: those of its matrices.
-    """
-    graph = onnx.load(str(path), load_external_data=False).graph
+def _is_rotated(graph: onnx.GraphProto, formats: Sequence[object]) -> bool:
+    """Tell whether the residual stream is rotated (docs/quantization.md): for w8a8, if no sublayer ends in a norm."""
     return "w8a8" in formats and all(node.name != "layers.0.post_attention_norm" for node in graph.node)
 
 
@@ -85,13 +92,21 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
             read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
 
 
-def _tap(graph: onnx.GraphProto, taps: Sequence[int], layers: int, hidden_size: int) -> list[onnx.ValueInfoProto]:
-    """Name the residual stream after each of these layers, and return the outputs."""
+def _tap(
+    graph: onnx.GraphProto, taps: Sequence[int], layers: int, hidden_size: int, rotated: bool
+) -> list[onnx.ValueInfoProto]:
+    """Name the residual stream after each of these layers, turned back if it is rotated, and return the outputs."""
     outputs = []
+    if rotated:
+        # In the graph, whose products do not depend on where a row stands, as those of numpy may.
+        rotation = Rotation(hidden_size).rows(np.eye(hidden_size, dtype=np.float32))
+        graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(rotation.T), "tap.basis"))
     for tap in taps:
         name = f"hidden.{tap}"
-        graph.node.append(onnx.helper.make_node("Identity", [_stream(graph, tap, layers)], [name], name=f"tap.{tap}"))
-        shape = ["batch", "rows", hidden_size]
+        kind, inputs = ("MatMul", ["tap.basis"]) if rotated else ("Identity", [])
+        inputs = [_stream(graph, tap, layers), *inputs]
+        graph.node.append(onnx.helper.make_node(kind, inputs, [name], name=f"tap.{tap}"))
+        shape: list[str | int | None] = ["batch", "rows", hidden_size]
         outputs.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     return outputs
 

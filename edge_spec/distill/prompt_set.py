@@ -1,4 +1,4 @@
-"""The prompts that ship: of the kinds that a chat assistant meets, made of templates and words, as many as are needed."""
+"""The prompts that ship: of the kinds that a chat assistant meets, made of templates and words."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PromptSet:
 
     def __init__(self, seed: int = 0) -> None:
         """Begin the set of a seed, an integer of at least 0."""
-        self.name = "shipped 1"
+        self.name = "shipped 2"
         self._dice = np.random.default_rng([seed, 0x5E7])
         self._asks: list[_Ask] = []
         self._seen: set[str] = set()
@@ -104,10 +104,13 @@ class PromptSet:
             if kind == "follow-up" and len(self._asks) < ANSWERED_BEFORE + _SEARCHED:
                 continue  # nothing has been said yet
             ask = _KINDS[kind][1](self)
-            key = ask.text + ask.passage
-            # What was said before sets follow-ups apart.
-            if key not in self._seen or kind == "follow-up":
-                self._seen.add(key)
+            if ask.passage or kind == "follow-up":
+                # What was said before sets them apart, which those that are close may have in common.
+                is_new = all(other.text != ask.text for other in self._asks[-_SEARCHED:])
+            else:
+                is_new = ask.text not in self._seen
+            if is_new:
+                self._seen.add(ask.text)
                 self._asks.append(ask)
         return self._asks[number]
 

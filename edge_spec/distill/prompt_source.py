@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from edge_spec.prompt_file import read_questions
 
 Opening = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
@@ -53,3 +56,18 @@ class ListedPrompts:
     def opening(self, number: int, answer_to: Callable[[int], str]) -> Opening:
         """What is asked; no answer is needed for it."""
         return self._openings[number]
+
+
+def read_prompts(path: Path) -> ListedPrompts:
+    """Read a user's prompts, of conversations what is said up to the first answer.
+
+    Args:
+        path: JSON Lines with ``prompt``, ``token_ids``, ``messages`` or ``turns``, as :class:`edge_spec.PromptRecorder`
+            writes them; see :func:`edge_spec.prompt_file.read_questions`.
+
+    Raises:
+        RequestError: the file cannot be read, a line is malformed, or there is none.
+    """
+    openings = [question.opening for question in read_questions(path, recorded=True)]
+    digest = hashlib.sha256(repr(openings).encode("utf-8", "surrogatepass")).hexdigest()
+    return ListedPrompts(openings, f"file {digest[:16]}")

@@ -13,7 +13,8 @@ democracy|the separation of powers|constitutions|elections|the rule of law|human
 the Roman Empire|the Silk Road|the printing press|the Industrial Revolution|the Renaissance|the French Revolution
 the Black Death|the fall of the Berlin Wall|the first moon landing|ancient Egypt|the Vikings|the Ottoman Empire
 recursion|binary search|hash tables|encryption|public keys|compilers|operating systems|databases|the internet|caching
-machine learning|neural networks|version control|unit tests|garbage collection|threads|virtual memory|regular expressions
+machine learning|neural networks|version control|unit tests|garbage collection|threads|virtual memory
+regular expressions
 prime numbers|probability|fractions|logarithms|the Pythagorean theorem|calculus|matrices|statistics|infinity|graphs
 jazz|opera|impressionism|the novel|haiku|architecture|photography|film editing|theatre|ceramics|typography|ballet
 chess|cycling|marathon running|swimming|football|yoga|climbing|rowing|sailing|skiing|table tennis|fencing
@@ -46,7 +47,8 @@ prepare a presentation|care for leather shoes|plan meals for a week|read a map|g
 
 PEOPLE = (
     """
-a nurse|a fisherman|a young teacher|an old clockmaker|a bus driver|two sisters|a retired pilot|a baker|a lighthouse keeper
+a nurse|a fisherman|a young teacher|an old clockmaker|a bus driver|two sisters|a retired pilot|a baker
+a lighthouse keeper
 a violinist|a shy student|a mayor|a gardener|a detective|a librarian|a robot|an astronaut|a shepherd|a chess player
 a painter|a postman|a cook|twin brothers|a geologist|a translator|a ferry captain|a piano tuner|a night watchman
 """.replace("\n", "|")
@@ -56,8 +58,10 @@ a painter|a postman|a cook|twin brothers|a geologist|a translator|a ferry captai
 
 PLACES = (
     """
-a village by the sea|a crowded train|an empty museum|a mountain hut|a space station|a small bakery|an island without a name
-a city under snow|an old theatre|a desert road|a hospital at night|a library|a harbour|a school in summer|a market square
+a village by the sea|a crowded train|an empty museum|a mountain hut|a space station|a small bakery
+an island without a name
+a city under snow|an old theatre|a desert road|a hospital at night|a library|a harbour|a school in summer
+a market square
 a forest in autumn|a submarine|a flooded town|a hotel that is about to close|a rooftop|a kitchen|a railway station
 """.replace("\n", "|")
     .strip("|")
@@ -80,7 +84,8 @@ ROLES = (
 a ship's doctor in 1790|a patient maths teacher|a travel guide in Lisbon|a strict editor|a medieval blacksmith
 a friendly librarian|an experienced gardener|a job interviewer|a stand-up comedian|a football coach|a museum guide
 a detective in a small town|a dragon who likes books|a chef in a busy kitchen|a science journalist|a kind grandmother
-a philosopher of ancient Athens|a customer service agent|a fitness trainer|a judge at a baking contest|a tour guide on Mars
+a philosopher of ancient Athens|a customer service agent|a fitness trainer|a judge at a baking contest
+a tour guide on Mars
 a career adviser|a weather presenter|a wise old tree|a nervous wizard|a startup founder|a historian|a radio host
 """.replace("\n", "|")
     .strip("|")
@@ -102,11 +107,13 @@ Explain to me what you do, as if I had never heard of it.|What is the secret of 
 CODE_TASKS = (
     """
 reverses a string|checks whether a number is prime|counts the words in a text|merges two sorted lists
-finds the largest element of a list|removes duplicates from a list and keeps the order|computes the factorial of a number
+finds the largest element of a list|removes duplicates from a list and keeps the order
+computes the factorial of a number
 returns the n-th Fibonacci number|checks whether a word is a palindrome|converts Celsius to Fahrenheit
 sorts a list of people by age|groups words by their first letter|flattens a nested list|counts vowels in a sentence
 validates an e-mail address|parses a line of comma-separated values|computes the average of a list of numbers
-finds all pairs that add up to a given sum|rotates a list by k places|transposes a matrix|computes the greatest common divisor
+finds all pairs that add up to a given sum|rotates a list by k places|transposes a matrix
+computes the greatest common divisor
 checks whether brackets are balanced|reads a file and prints its longest line|replaces every tab with four spaces
 converts a number to binary|finds the second largest number|implements a stack|implements a queue with two stacks
 searches a sorted list|counts how often each letter occurs|capitalises every word|checks whether two words are anagrams
@@ -135,7 +142,8 @@ SNIPPETS = (
     "with open('notes.txt') as file:\n    lines = [line.strip() for line in file if line.strip()]",
     "def is_even(n):\n    if n % 2 == 0:\n        return 'True'\n    else:\n        return 'False'",
     "function greet(name) {\n  return `Hello, ${nam}!`;\n}",
-    "def find(items, wanted):\n    for index in range(len(items)):\n        if items[index] == wanted:\n            return index\n        return -1",
+    "def find(items, wanted):\n    for index in range(len(items)):\n        if items[index] == wanted:\n"
+    "            return index\n        return -1",
     "public static boolean same(String a, String b) {\n    return a == b;\n}",
     "for file in $(ls *.txt); do\n  wc -l $file\ndone",
     "a, b = 0, 1\nwhile a < 100:\n    print(a)\n    a, b = b, a + b",
@@ -143,8 +151,22 @@ SNIPPETS = (
     "func sum(numbers []int) int {\n\tfor _, n := range numbers {\n\t\ttotal += n\n\t}\n\treturn total\n}",
 )
 
-NAMES = "Anna Ben Clara David Elif Farid Greta Hugo Ines Jonas Karim Lena Marta Nils Olga Pedro Rosa Samir Tara Viktor".split()
-GOODS = "apples pencils tickets notebooks eggs cups bottles stamps marbles books candles buttons oranges chairs".split()
+NAMES = (
+    """
+Anna|Ben|Clara|David|Elif|Farid|Greta|Hugo|Ines|Jonas
+Karim|Lena|Marta|Nils|Olga|Pedro|Rosa|Samir|Tara|Viktor
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
+GOODS = (
+    """
+apples|pencils|tickets|notebooks|eggs|cups|bottles|stamps|marbles|books
+candles|buttons|oranges|chairs
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 
 # Subjects, what they do, and where or when: any three make a sentence.
 CLAUSES = {
@@ -166,7 +188,8 @@ CLAUSES = {
     "Spanish": (
         "Mi hermana|El profesor|Nuestro vecino|La señora mayor|El alcalde|Mi amigo|El niño|La panadera",
         "busca sus gafas|ha comprado una casa pequeña|toca la guitarra|espera el tren|quiere aprender inglés"
-        "|lee el periódico|prepara una tarta de manzana|habla con los clientes|vende verduras frescas|ha perdido su billete",
+        "|lee el periódico|prepara una tarta de manzana|habla con los clientes"
+        "|vende verduras frescas|ha perdido su billete",
         "en la calle|los domingos por la mañana|a pesar de la lluvia|cerca de la estación|desde el invierno pasado"
         "|con mucho gusto|en un pueblo junto al lago|antes de la cena",
     ),
@@ -174,7 +197,8 @@ CLAUSES = {
         "Mia sorella|Il professore|Il nostro vicino|La signora anziana|Il sindaco|Il mio amico|Il bambino|La fornaia",
         "cerca gli occhiali|ha comprato una piccola casa|suona il pianoforte|aspetta il treno|vuole imparare il tedesco"
         "|legge il giornale|prepara una torta di mele|parla con i clienti|vende verdure fresche|ha perso il biglietto",
-        "per strada|la domenica mattina|nonostante la pioggia|vicino alla stazione|dall'inverno scorso|con molto piacere"
+        "per strada|la domenica mattina|nonostante la pioggia|vicino alla stazione"
+        "|dall'inverno scorso|con molto piacere"
         "|in un paese sul lago|prima di cena",
     ),
 }
@@ -239,7 +263,8 @@ FILLINGS = {
     "trade": "salt|wool|timber|glass|fish|copper|linen",
     "product": "garden tools|hearing aids|bicycle lamps|coffee machines|water pumps|wooden toys|sails|thermometers",
     "month": "January|March|April|June|August|September|October|December",
-    "person": "Helene Moreau|Tomas Lindqvist|Amira Haddad|Georg Brandl|Lucia Ferrante|Patrick O'Dea|Yuki Tanabe|Ewa Nowak",
+    "person": "Helene Moreau|Tomas Lindqvist|Amira Haddad|Georg Brandl|Lucia Ferrante|Patrick O'Dea"
+    "|Yuki Tanabe|Ewa Nowak",
     "company": "Brandl and Sons|Nordlicht|Ferrante Tools|Lumen Works|Bluewater|Oakline",
     "animal": "bats|hedgehogs|otters|storks|toads|lynxes|swifts",
 }

@@ -1,9 +1,9 @@
 """Tapped texts in a folder of numbered files, each of which is there whole or not at all.
 
-``taps.json`` says what the texts come from. A file ``texts-00000.bin`` begins with a line of JSON, padded with spaces to
-a multiple of 64 bytes, that has the lengths of its texts and of their prompts; then come the arrays of each text in
-turn, token_ids int32, top_ids int32, top_log_probs float16 and taps float16, little-endian, each padded with zeros to a
-multiple of 64 bytes.
+``taps.json`` says what the texts come from. A file ``texts-00000.bin`` begins with a line of JSON, padded with spaces
+to a multiple of 64 bytes, that has the lengths of its texts and of their prompts; then come the arrays of each text in
+turn, token_ids int32, top_ids int32, top_log_probs float16 and taps float16, little-endian, each padded with zeros to
+a multiple of 64 bytes.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.bundle import Bundle
-from edge_spec.distill.batch_graph import batch_graph, is_rotated
+from edge_spec.distill.batch_graph import batch_graph
 from edge_spec.distill.tapped_text import TOP_TOKENS
 from edge_spec.errors import RequestError
-from edge_spec.export.rotation import Rotation
 from edge_spec.onnx_runtime import import_onnxruntime
 
 # Rows of a call that reads a prompt, as the runtime reads it.
@@ -82,22 +81,18 @@ class TargetBatch:
         self.top_tokens = min(TOP_TOKENS, usable)
         self.lengths = np.zeros(slots, np.int64)
         path = bundle.path / graph.path
-        model = batch_graph(path, taps, facts.layers, facts.hidden_size, usable, facts.sliding_window)
+        formats = [record.recipe.get(name) for name in _MATRICES]
+        model = batch_graph(path, taps, facts.layers, facts.hidden_size, usable, facts.sliding_window, formats)
         self._ort: Any = import_onnxruntime()
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(_WEIGHT_FOLDER, str(path.parent))
-        # This goes on for hours beside other work: threads that wait must not take the processor from those that compute.
+        # This goes on for hours beside other work: threads that wait must not keep others from computing.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if threads is not None:
             options.intra_op_num_threads = threads
         serialized = model.SerializeToString()
         self._session = self._ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
-        # The stream times this is in the checkpoint's basis.
-        self._basis: npt.NDArray[np.float32] | None = None
-        if is_rotated(path, [record.recipe.get(name) for name in _MATRICES]):
-            rotated = Rotation(facts.hidden_size).rows(np.eye(facts.hidden_size, dtype=np.float32))
-            self._basis = np.ascontiguousarray(rotated.T)
         shape = (slots, facts.kv_heads, capacity, facts.head_size)
         self._caches = {
             f"{layer}.{part}": np.zeros(shape, np.float32) for layer in range(facts.layers) for part in ("key", "value")
@@ -154,10 +149,8 @@ class TargetBatch:
         top_logits: npt.NDArray[np.float32],
         log_sum_exp: npt.NDArray[np.float32],
     ) -> TappedRows:
-        """Make rows of what a call has written: hidden float32 [batch, rows, D], the others [batch, logit rows, ...]."""
+        """Make rows of what a call has written: hidden [batch, rows, D], the others [batch, logit rows, ...]."""
         stream = np.stack(hidden, axis=2).reshape(-1, self.hidden_size)
-        if self._basis is not None:
-            stream = stream @ self._basis
         np.clip(stream, -_LARGEST_HALF, _LARGEST_HALF, out=stream)
         taps = stream.astype(np.float16).reshape(-1, len(self.taps) * self.hidden_size)
         logits = top_logits.reshape(-1, self.top_tokens)

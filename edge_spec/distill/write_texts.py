@@ -166,7 +166,7 @@ class _Run:
             return None
         number = self._next
         self._next += 1
-        ids = self._encoder.encode(self._prompts.opening(number, self._answer_to))  # type: ignore[arg-type]
+        ids = self._encoder.encode(self._prompts.opening(number, self._answer_to))
         return Prompt(number, ids[-self._longest_prompt :])
 
     def _answer_to(self, number: int) -> str:
