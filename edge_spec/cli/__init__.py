@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from types import FrameType
 
 from edge_spec import __version__
-from edge_spec.cli import bench, calibrate, chat, demo, export, inspect, plan, run, serve, simulate
+from edge_spec.cli import bench, calibrate, chat, demo, distill, export, inspect, plan, run, serve, simulate
 from edge_spec.errors import EdgeSpecError, QualityError
 
 EXIT_QUALITY = 1
@@ -24,7 +24,7 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-COMMANDS = (export, run, chat, serve, bench, calibrate, simulate, plan, inspect, demo)
+COMMANDS = (export, distill, run, chat, serve, bench, calibrate, simulate, plan, inspect, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What 'run' needs is checked where it is imported; the rest belongs to the heavy stage.
         if error.name is None or error.name.startswith("edge_spec"):
             raise
-        extra = "bench" if error.name == "matplotlib" else "export"
+        extra = {"matplotlib": "bench", "torch": "distill"}.get(error.name, "export")
         return _fail(f"this needs the package {error.name!r}, which is not installed: pip install 'edge-spec[{extra}]'")
     except KeyboardInterrupt as interrupt:
         print("", *interrupt.args, sep="\n", file=sys.stderr)  # not behind the ^C that the terminal shows

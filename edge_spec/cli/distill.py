@@ -71,7 +71,7 @@ def _count(text: str) -> int:
 
 
 def _distill(arguments: argparse.Namespace) -> int:
-    from edge_spec.byte_size import parse_bytes
+    from edge_spec.byte_size import parse_size
     from edge_spec.distill.distiller import distill
     from edge_spec.distill.train_settings import TrainSettings
     from edge_spec.progress_bars import ProgressBars
@@ -91,7 +91,7 @@ def _distill(arguments: argparse.Namespace) -> int:
             settings,
             **given(arguments, "target", "prompts", "output", "threads"),
             tokens=arguments.tokens or 300_000,
-            limit_bytes=parse_bytes(arguments.disk or "8GiB"),
+            limit_bytes=parse_size(arguments.disk or "8GiB"),
             batch=arguments.batch or 64,
             measured=not arguments.no_bench,
             progress=progress,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_spec.bench.prompts import Question, read_questions
 from edge_spec.bundle import read_manifest
 from edge_spec.distill.prompt_set import PromptSet
-from edge_spec.distill.prompt_source import ListedPrompts, PromptSource
+from edge_spec.distill.prompt_source import PromptSource, listed
 from edge_spec.distill.train_progress import TrainProgress
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.trainer import TrainReport, train
@@ -21,6 +19,7 @@ from edge_spec.distill.write_texts import Written, write_texts
 from edge_spec.errors import EdgeSpecError, RequestError
 from edge_spec.export.head_bundle import add_head
 from edge_spec.export.progress import Progress, silent
+from edge_spec.prompt_file import Question, read_questions
 
 # Prompts that are kept back to measure with: of a user's own, this share; at most so many in any case.
 _ASKED_SHARE = 0.1
@@ -133,9 +132,10 @@ def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int]
             f"{file} has {len(questions)} prompt, expected at least 2: one to learn from, one to measure."
         )
     every = len(questions) // count
-    kept = [question for index, question in enumerate(questions) if index % every == 0][:count]
-    others = [question for question in questions if question not in kept]
-    return ListedPrompts([question.opening for question in others], f"{file.name} {_digest(others)}"), lambda used: kept
+    kept = questions[::every][:count]
+    asked = {question.line for question in kept}
+    others = [question for question in questions if question.line not in asked]
+    return listed(others), lambda used: kept
 
 
 def _unused(shipped: PromptSet, used: int) -> list[Question]:
@@ -147,8 +147,3 @@ def _unused(shipped: PromptSet, used: int) -> list[Question]:
         Question(number, str(number), shipped.kind(number), tuple(shipped.opening(number, lambda earlier: "")))
         for number in numbers
     ]
-
-
-def _digest(questions: Sequence[Question]) -> str:
-    """By which a folder of texts knows its prompts again."""
-    return hashlib.sha256(repr([question.opening for question in questions]).encode()).hexdigest()[:16]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from edge_spec.prompt_file import read_questions
+from edge_spec.prompt_file import Question
 
 Opening = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
@@ -58,16 +58,8 @@ class ListedPrompts:
         return self._openings[number]
 
 
-def read_prompts(path: Path) -> ListedPrompts:
-    """Read a user's prompts, of conversations what is said up to the first answer.
-
-    Args:
-        path: JSON Lines with ``prompt``, ``token_ids``, ``messages`` or ``turns``, as :class:`edge_spec.PromptRecorder`
-            writes them; see :func:`edge_spec.prompt_file.read_questions`.
-
-    Raises:
-        RequestError: the file cannot be read, a line is malformed, or there is none.
-    """
-    openings = [question.opening for question in read_questions(path, recorded=True)]
+def listed(questions: Sequence[Question]) -> ListedPrompts:
+    """The prompts of a user's file, of conversations what is said up to the first answer."""
+    openings = [question.opening for question in questions]
     digest = hashlib.sha256(repr(openings).encode("utf-8", "surrogatepass")).hexdigest()
     return ListedPrompts(openings, f"file {digest[:16]}")

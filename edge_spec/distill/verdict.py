@@ -10,7 +10,7 @@ from typing import Any
 from edge_spec.bench.engines import open_lanes
 from edge_spec.bench.measurement import Answer, Skipped, measure
 from edge_spec.bench.modes import parse_modes
-from edge_spec.bench.prompts import Question
+from edge_spec.prompt_file import Question
 from edge_spec.bench.summary import Figures, Speedup, decode_speedup, summarize
 from edge_spec.errors import RequestError
 
