@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from edge_spec.bundle import open_bundle
 from edge_spec.distill.batch_writer import BatchWriter, Prompt, loops
 from edge_spec.distill.prompt_set import PromptSet
-from edge_spec.distill.prompt_source import ANSWERED_BEFORE, ListedPrompts, read_prompts
+from edge_spec.distill.prompt_source import ANSWERED_BEFORE, ListedPrompts, listed
 from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
 from edge_spec.distill.write_texts import default_taps, write_texts
 from edge_spec.errors import RequestError
+from edge_spec.prompt_file import read_questions
 from tiny_models import CHAT_TEMPLATE, EOS, IM_END, SIZES, VARIANTS, random_model
 
 _LAYERS = {"num_hidden_layers": 4}
@@ -302,11 +303,11 @@ def test_a_target_with_a_template_answers_shipped_prompts(tiny_bundle: Callable[
 def test_recorded_prompts_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Once"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n{"token_ids": [1, 2]}\n')
-    prompts = read_prompts(path)
+    prompts = listed(read_questions(path, recorded=True))
     openings = [prompts.opening(number, str) for number in range(len(prompts))]
     assert openings == ["Once", ({"role": "user", "content": "Hi"},), (1, 2)]
     with pytest.raises(RequestError, match="cannot be read"):
-        read_prompts(tmp_path / "none.jsonl")
+        read_questions(tmp_path / "none.jsonl", recorded=True)
 
 
 def _first(output: Any) -> torch.Tensor:

@@ -114,8 +114,8 @@ def _print(report: DistillReport) -> None:
     if report.written.full:
         print("They stopped there because the disk limit was reached.")
     print(
-        f"Training: {training.steps:,} steps in {training.seconds / 60:.0f} min, then {training.reason}; of four drafted "
-        f"tokens {training.best_length:.2f} are right on held-out text. Weights: {training.folder}."
+        f"Training: {training.steps:,} steps in {training.seconds / 60:.0f} min, then {training.reason}; of four "
+        f"drafted tokens {training.best_length:.2f} are right on held-out text. Weights: {training.folder}."
     )
     print(f"Bundle: {report.bundle}.")
     if report.verdict is not None:

@@ -1,9 +1,9 @@
-"""Makes a tiny draft for a target that has none: the target writes, the draft learns, joins the bundle and is measured."""
+"""Makes a tiny draft for a target that has none: the target writes, the draft learns, and it is measured."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

@@ -10,9 +10,9 @@ from typing import Any
 from edge_spec.bench.engines import open_lanes
 from edge_spec.bench.measurement import Answer, Skipped, measure
 from edge_spec.bench.modes import parse_modes
-from edge_spec.prompt_file import Question
 from edge_spec.bench.summary import Figures, Speedup, decode_speedup, summarize
 from edge_spec.errors import RequestError
+from edge_spec.prompt_file import Question
 
 # What is compared: the controller with the new draft, the same without, and plain decoding.
 WITH, WITHOUT = "auto", "free"
