@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,37 @@ def test_a_head_learns_what_the_taps_tell(target: Path, tmp_path: Path, start: s
     train(files, target, tmp_path / "run", run, reports.append)
     measured = [report.acceptance for report in reports if report.acceptance is not None]
     assert measured[-1].by_position[0] > 0.9
+
+
+def test_training_goes_on_from_a_head_and_is_never_worse_for_it(target: Path, tmp_path: Path) -> None:
+    def teach(tokens: np.ndarray) -> np.ndarray:
+        taught: np.ndarray = (tokens * 7 + 3) % 50
+        return taught
+
+    run = TrainSettings(
+        epochs=20, batch_tokens=200, draft_vocabulary=48, intermediate_size=24, learning_rate=5e-3, warmup_steps=5,
+        evaluate_every=30, steps=1, patience=100,
+    )  # fmt: skip
+    first = train_quietly(texts_of(target, tmp_path / "texts", 60, teach), target, tmp_path / "first", run)
+    idle = TrainSettings(epochs=1, steps=1, learning_rate=1e-12, start_from=first.folder, seed=1)
+    reports: list[TrainProgress] = []
+    second = train(TapFiles(tmp_path / "texts"), target, tmp_path / "second", idle, reports.append)
+    assert reports[0].step == 0 and reports[0].acceptance is not None
+    assert reports[0].acceptance.by_position[0] > 0.8  # another seed holds out other texts
+    before, after = weights_of(first.folder), weights_of(second.folder)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    damaging = replace(idle, learning_rate=10.0)
+    third = train_quietly(TapFiles(tmp_path / "texts"), target, tmp_path / "third", damaging)
+    assert third.best_length >= reports[0].acceptance.accepted_length
+
+
+def test_a_head_of_another_target_is_no_start(target: Path, tmp_path: Path) -> None:
+    other = save_checkpoint(tmp_path / "other", random_model(num_hidden_layers=2, hidden_size=96))
+    files = texts_of(target, tmp_path / "texts", 4, None)
+    write_head(tmp_path, initial_head(open_checkpoint(other), head_config(open_checkpoint(other), (1, 2), 8, 20),
+               np.arange(8), "target", 0), np.arange(8))  # fmt: skip
+    with pytest.raises(EdgeSpecError, match="made for another target"):
+        train_quietly(files, target, tmp_path / "run", TrainSettings(epochs=1, start_from=tmp_path))
 
 
 def test_what_is_written_is_complete_and_reads_back(target: Path, tmp_path: Path) -> None:
