@@ -19,7 +19,7 @@ from edge_spec.errors import BundleError
 from edge_spec.foreign_graph_check import check_foreign_graph
 from edge_spec.graph_rule import CONTRIB, MismatchError
 from edge_spec.graph_rules import RULES
-from edge_spec.manifest import SELECTED_TOKENS, GraphRecord, Manifest, ModelRecord
+from edge_spec.manifest import SELECTED_TOKENS, GraphRecord, Manifest, ModelRecord, tap_name
 from edge_spec.manifest_check import LARGEST_GRAPH
 from edge_spec.onnx_file import (
     FLOAT,
@@ -100,6 +100,7 @@ class _Checker:
         self.tree = graph.tree
         self.quantized_cache = graph.kv == "int8"
         self.selects = graph.selects
+        self._taps = graph.taps
         self.positions = max(manifest.context_length if record is manifest.target else 0, self.facts.context_length)
         dtype = INT8 if self.quantized_cache else self.float
         self.cache = Declared(dtype, (1, self.facts.kv_heads, "capacity", self.facts.head_size))
@@ -235,7 +236,9 @@ class _Checker:
                 outputs |= self._caches(f"present.{step}")
             return outputs
         logits = Declared(FLOAT, (1, "logit_rows", self.facts.logits_size))
-        return {"logits": logits, **(selected if self.selects else {}), **self._caches("present")}
+        stream = Declared(self.float, (1, "rows", self.facts.hidden_size))
+        taps = {tap_name(tap): stream for tap in self._taps}
+        return {"logits": logits, **(selected if self.selects else {}), **self._caches("present"), **taps}
 
     def _caches(self, prefix: str) -> dict[str, Declared]:
         names = (f"{prefix}.{layer}.{part}" for layer in range(self.facts.layers) for part in ("key", "value"))

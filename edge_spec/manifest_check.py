@@ -142,6 +142,12 @@ def _check_graphs(manifest: Manifest, record: ModelRecord) -> None:
         drafts = graph.steps > 1
         if drafts and (record is manifest.target or graph.tree or graph.kv == "int8" or graph.via != "native"):
             raise ValueError(f"{graph.path} is said to draft {graph.steps} tokens, which graphs of its kind cannot")
+        if graph.taps and (record is not manifest.target or graph.via != "native"):
+            raise ValueError(f"{graph.path} is said to tell hidden states, which graphs of its kind do not")
+        if list(graph.taps) != sorted(set(graph.taps)) or any(
+            not 1 <= tap <= record.architecture.layers for tap in graph.taps
+        ):
+            raise ValueError(f"the taps of {graph.path} are {shown_list(graph.taps)}, expected ascending layers")
         names: set[str | int] = {graph.path, graph.steps} if drafts else {graph.path}
         if names & seen:
             again = f"is one of several that draft {graph.steps} tokens" if graph.path not in seen else "is named twice"

@@ -65,6 +65,7 @@ def export_pair(
     draft_via: Via | None = None,
     draft_vocab: int | None = None,
     draft_vocab_text: Sequence[str | os.PathLike[str]] = (),
+    taps: Sequence[int] = (),
     progress: Progress = silent,
 ) -> ExportReport:
     """Export ``target`` and ``draft`` to a bundle at ``output``; on any error nothing is left there.
@@ -86,6 +87,7 @@ def export_pair(
         draft_via: the same for the draft; ``None``: as the target.
         draft_vocab: ids that the draft proposes at most; ``None`` for all (docs/drafts.md).
         draft_vocab_text: files of text such as the pair will write, which say what ids those should be.
+        taps: behind how many of its layers the target tells its hidden states, for heads that draft from them.
         progress: told how far the export is.
 
     Raises:
@@ -109,6 +111,10 @@ def export_pair(
         raise EdgeSpecError(
             "Recipe 'auto' chooses formats by their measured error, which needs the check of the written graph; leave "
             "the check in (no --no-check), or name a recipe such as w8a8 or int4."
+        )
+    if taps and via == "optimum":
+        raise EdgeSpecError(
+            "taps (--taps) are told by the exporter's own graphs; export the target without via='optimum'."
         )
     if draft_vocab is not None and (isinstance(draft_vocab, bool) or draft_vocab < 1):
         raise EdgeSpecError(f"draft_vocab is {draft_vocab!r}, expected a number of ids above zero.")
@@ -135,7 +141,7 @@ def export_pair(
         if any(asked in (AUTO, AUTO.name) for asked in requested):
             notes.append("Recipe auto is int4 on CUDA, which has no w8a8 to choose from; nothing was measured.")
         target_record, told = _export(
-            target_checkpoint, folder / "target", "target", target_recipe, device, check, progress
+            target_checkpoint, folder / "target", "target", target_recipe, device, check, progress, taps=taps
         )
         notes += told
         drafts: dict[Device, ModelRecord] = {}
@@ -208,14 +214,15 @@ def _export(
     check: bool,
     progress: Progress,
     choice: ChoiceOfTokens | None = None,
+    taps: Sequence[int] = (),
 ) -> tuple[ModelRecord, tuple[str, ...]]:
     """Export one model, by a recipe that is chosen first if it is auto, and say what was found out on the way."""
     if isinstance(checkpoint, OptimumCheckpoint):  # its recipes are never auto
         return export_optimum_model(checkpoint, folder, recipe, check, progress), ()
     if recipe != AUTO:
-        return export_model(checkpoint, folder, recipe, device, check, progress, choice), ()
+        return export_model(checkpoint, folder, recipe, device, check, progress, choice, taps), ()
     chosen = choose_recipe(checkpoint, folder, role, progress)
-    record = export_model(checkpoint, folder, chosen.recipe, device, check, progress, choice)
+    record = export_model(checkpoint, folder, chosen.recipe, device, check, progress, choice, taps)
     assert record.quality is not None  # auto asks for the check
     return record, (*chosen.notes, *chosen.warnings(record.quality.mean_kl))
 
