@@ -147,7 +147,7 @@ def _check_graphs(manifest: Manifest, record: ModelRecord) -> None:
         if list(graph.taps) != sorted(set(graph.taps)) or any(
             not 1 <= tap <= record.architecture.layers for tap in graph.taps
         ):
-            raise ValueError(f"the taps of {graph.path} are {shown_list(graph.taps)}, expected ascending layers")
+            raise ValueError(f"the taps of {graph.path} are {graph.taps}, expected ascending numbers of layers")
         names: set[str | int] = {graph.path, graph.steps} if drafts else {graph.path}
         if names & seen:
             again = f"is one of several that draft {graph.steps} tokens" if graph.path not in seen else "is named twice"

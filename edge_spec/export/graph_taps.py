@@ -32,7 +32,8 @@ def set_taps(
     Args:
         model: a graph of :func:`edge_spec.export.graph.build_graph`, perhaps read from a file.
         taps: after how many layers, each 1 to ``layers``, ascending.
-        layers, hidden_size: sizes of the model.
+        layers: how many the model has.
+        hidden_size: elements of its residual stream.
         dtype: the compute type.
         rotation: of its residual stream, if that is rotated.
 

@@ -35,7 +35,7 @@ class Rotation:
 
     @property
     def factors(self) -> tuple[Float32Array, Float32Array, Float32Array]:
-        """L [left, left], K [right, right] and signs s [size]: x R is L X K, where X [left, right] has x * s in order."""
+        """L [left, left], K [right, right] and signs s [size]: x R is L X K, and X [left, right] is x * s."""
         return self._left, self._right, self._signs
 
     def rows(self, x: Float32Array, gain: Float32Array | None = None) -> Float32Array:

@@ -79,8 +79,8 @@ class Model:
             taps: hidden states that are kept of every token (``cache.taps``), after how many layers.
 
         Raises:
-            BundleError: the graph does not tell those hidden states, a graph is not one that the exporter writes, ONNX Runtime refuses it, or the bundle has none
-                with such a cache.
+            BundleError: the graph does not tell those hidden states, one is not what the exporter writes, ONNX Runtime
+                refuses it, or the bundle has none with such a cache.
             DeviceMemoryError: the device has no memory for it.
             ProviderError: this ONNX Runtime takes no int8 cache.
         """
@@ -94,7 +94,8 @@ class Model:
         graph = choose_graph(bundle, record, kv)
         if missing := sorted(set(taps) - set(graph.taps)):
             raise BundleError(
-                f"{bundle.path / graph.path} does not tell the hidden states behind {missing} layers, only {graph.taps}."
+                f"{bundle.path / graph.path} does not tell the hidden states behind {missing} layers, only behind "
+                f"{list(graph.taps)}."
             )
         if taps:  # hidden states are read on the host, in every call
             self._settings = replace(self._settings, resident=False, captures=False, tree_graph=False)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# Rows of a text that are kept for a head at most. What is older it does without: reading all of a long prompt would take
-# longer than what that says about its end is worth.
+# Rows of a text that are kept for a head at most. What is older it does without: reading all of a long prompt would
+# take longer than what that says about its end is worth.
 MOST_TAP_ROWS = 512
 
 # Rows by which the memory grows.
