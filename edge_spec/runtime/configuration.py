@@ -22,6 +22,7 @@ class Configuration:
         draft_device: what it runs on then; ``None`` without.
         draft_window: most tokens in the draft's cache.
         target_kv, draft_kv: how keys and values are stored.
+        head: whether the head is loaded, which drafts from the target's hidden states; never beside the draft model.
     """
 
     context: int
@@ -32,3 +33,4 @@ class Configuration:
     draft_window: int
     target_kv: CacheType
     draft_kv: CacheType
+    head: bool = False
