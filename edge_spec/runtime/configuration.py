@@ -11,7 +11,7 @@ from edge_spec.manifest import CacheType, Device
 WIDEST = 63
 
 # Which drafter with a network of its own is wanted: the one that a plan prefers, one by name, or none.
-DraftChoice = Literal["auto", "head", "model", "none"]
+DrafterChoice = Literal["auto", "head", "model", "none"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from edge_spec.errors import RequestError
 from edge_spec.manifest import CacheType, Device, Manifest
 from edge_spec.runtime.calibration_cache import KeptCalibration
-from edge_spec.runtime.configuration import WIDEST, Configuration, DraftChoice
+from edge_spec.runtime.configuration import WIDEST, Configuration, DrafterChoice
 from edge_spec.runtime.drafter_outlook import Costly, Outlook, outlook
 from edge_spec.runtime.memory_law import MemoryItem, memory_items
 from edge_spec.runtime.memory_plan import GivenUp, MemoryPlan, NextLarger, Pools, within
@@ -45,7 +45,7 @@ def plan_memory(
     profile: MemoryProfile | None = None,
     pools: Pools | None = None,
     host_budget: int | None = None,
-    draft: DraftChoice = "auto",
+    drafter: DrafterChoice = "auto",
     kept: Sequence[KeptCalibration] = (),
 ) -> MemoryPlan:
     """Find the best configuration within a budget.
@@ -61,8 +61,8 @@ def plan_memory(
         profile: what an earlier load measured here.
         pools: what a bundle for CUDA is planned for; ``None``: a GPU that shares the machine's memory.
         host_budget: most bytes on the host, beside a GPU with memory of its own; ``None``: no limit.
-        draft: ``"head"`` and ``"model"`` insist on one of the bundle's drafters, ``"none"`` does without; ``"auto"`` takes
-            the one that gains more for each byte if it fits, else the other.
+        drafter: ``"head"`` and ``"model"`` insist on one of the bundle's drafters, ``"none"`` does without; ``"auto"``
+            takes the one that gains more for each byte if it fits, else the other.
         kept: calibrations of this bundle that earlier loads have kept here, the latest first.
 
     Returns:
@@ -73,9 +73,9 @@ def plan_memory(
     """
     pools = "cpu" if manifest.device == "cpu" else pools or "unified"
     host_budget = host_budget if pools == "discrete" else None
-    has = _drafters(manifest)
-    if draft not in (*has, "auto", "none"):
-        raise RequestError(_missing_drafter(draft, has))
+    has = drafters_of(manifest)
+    if drafter not in (*has, "auto", "none"):
+        raise RequestError(_missing_drafter(drafter, has))
 
     def planner(drafters: Sequence[Costly | None]) -> _Planner:
         levels = _levels(manifest, context, conversations, kv_types, drafters)
@@ -88,21 +88,21 @@ def plan_memory(
         found = (outlook(name, manifest, size, kept) for name, size in sizes)
         outlooks = tuple(sorted(found, key=lambda one: one.worth, reverse=True))
         has = [one.drafter for one in outlooks]
-    wanted: dict[DraftChoice, Sequence[Costly | None]] = {"auto": [*has, None], "none": [None]}
-    plan = planner(wanted.get(draft, [name for name in has if name == draft])).plan(budget)
+    wanted: dict[DrafterChoice, Sequence[Costly | None]] = {"auto": [*has, None], "none": [None]}
+    plan = planner(wanted.get(drafter, [name for name in has if name == drafter])).plan(budget)
     return replace(plan, outlooks=outlooks)
 
 
-def _drafters(manifest: Manifest) -> list[Costly]:
-    """Those that a bundle has."""
+def drafters_of(manifest: Manifest) -> list[Costly]:
+    """The drafters with networks of their own that a bundle has."""
     has: dict[Costly, bool] = {"model": bool(manifest.drafts), "head": manifest.head is not None}
     return [name for name, there in has.items() if there]
 
 
-def _missing_drafter(draft: str, has: Sequence[Costly]) -> str:
+def _missing_drafter(drafter: str, has: Sequence[Costly]) -> str:
     known = " or ".join(repr(name) for name in ("auto", *has, "none"))
     hints = {"head": " This bundle has no head.", "model": " This bundle has no draft model."}
-    return f"draft is {draft!r}, expected {known}.{hints.get(draft, '')}"
+    return f"drafter is {drafter!r}, expected {known}.{hints.get(drafter, '')}"
 
 
 def _levels(
