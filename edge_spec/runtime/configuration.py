@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from edge_spec.manifest import CacheType, Device
 
 # The most draft tokens of a round: with the text's last token they fill one prefill chunk.
 WIDEST = 63
+
+# Which drafter with a network of its own is wanted: the one that a plan prefers, one by name, or none.
+DrafterChoice = Literal["auto", "head", "model", "none"]
 
 
 @dataclass(frozen=True)

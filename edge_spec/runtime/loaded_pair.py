@@ -252,6 +252,7 @@ def _conditions(
         "context": target.context,
         "widest": choice.widest,
         "draft": choice.draft_device,
+        "head": choice.head,
         "draft_window": choice.draft_window,
         "target_kv": choice.target_kv,
         "draft_kv": choice.draft_kv,
