@@ -23,10 +23,8 @@ USUAL_CHAIN = 8
 # Tokens in the caches at which calls are compared.
 _USUAL_PAST = 256
 
-# What each further row of a target's call takes, in plain steps, and how often a head's token is right, before anything
-# was measured.
+# What each further row of a target's call takes, in plain steps, before anything was measured.
 _ROW = 0.1
-_PRIORS = {("head",): 0.6, **PRIORS}
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def outlook(drafter: Costly, manifest: Manifest, size: int, kept: Sequence[KeptC
     most = USUAL_CHAIN if head is None or head.tokens == 1 else head.tokens
     steps = 1 if head is None else head.tokens
     own = next((one.calibration for one in kept if one.drafter == drafter), None)
-    table = AcceptanceTable(_PRIORS)
+    table = AcceptanceTable(PRIORS)
     if own is None or own.costs.draft_model is None:
         share = _read(drafter, manifest) / weights_of(manifest.target, manifest, 0).read
         verify = _verify(kept[0].calibration) if kept else lambda rows: 1.0 + _ROW * (rows - 1)
