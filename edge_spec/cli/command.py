@@ -111,7 +111,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
 
 def add_speculation_options(parser: argparse.ArgumentParser, grammar: bool = False) -> None:
     """Add who drafts, with what a grammar forces if there can be one; how much, and what is kept."""
-    others = "model, grammar" if grammar else "model"
+    others = "model, head, grammar" if grammar else "model, head"
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument(
         "--speculation",

@@ -60,7 +60,7 @@ class DrafterPool:
         self._unloaded = unloaded
         self._goodput = Goodput(1.0 / calibration.costs.verify(1, 0))
         self.acceptance = AcceptanceTable({**PRIORS, **grammar_drafts.PRIORS, DEFERRED: 0.95})
-        self.acceptance.record(evidence_of(calibration.agreement))
+        self.acceptance.record(evidence_of(calibration.agreement, "model" if model is None else model.name))
         self._costs = calibration.costs
         self._credit = ProbingCredit()
         self._vocab_size = vocab_size

@@ -36,6 +36,7 @@ class HeadModel:
         context: most rows of a text.
         columns: how many columns of the logits stand for ids.
         width: elements of a row of taps, those of all taps together.
+        hidden: elements of a feature.
         cache: that of the current text.
     """
 
@@ -84,8 +85,8 @@ class HeadModel:
         self.width = len(head.taps) * bundle.manifest.target.architecture.hidden_size
         self.cache = self.new_cache()
         compute_type: Any = np.float16 if graph.kv == "float16" else np.float32
-        hidden, columns = self._facts.hidden_size, self._facts.logits_size
-        self._calls = HeadCalls(self._session, self.width, hidden, columns, compute_type, self._device, HEAD_ROWS)
+        self.hidden, columns = self._facts.hidden_size, self._facts.logits_size
+        self._calls = HeadCalls(self._session, self.width, self.hidden, columns, compute_type, self._device, HEAD_ROWS)
 
     def __del__(self) -> None:
         """In a forked process keep the session for ever: its threads did not come along, and its end waits for them."""

@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 from edge_spec.runtime.head_model import HEAD_ROWS, HeadModel
 from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.model import Model
-from edge_spec.runtime.tap_rows import TapRows
+from edge_spec.runtime.tap_rows import KEPT_TAP_ROWS, TapRows
 
 # Hidden states read at most when the head is behind. A row costs the head about what it costs one layer of the target.
 _MOST_UNREAD = 128
-# Rows that are left to the target's cache although they were read: the end of a text may change between two turns of a
-# conversation, and where the window is full, reading begins again with them.
-_KEPT_ROWS = 32
 # Share of a window that reading may fill when it begins again.
 _FILLED_SHARE = 0.75
 
@@ -191,6 +188,8 @@ class ReadTaps:
         self._tokens.extend(tokens)
         if is_told:
             self._told = len(self._tokens)
-            self._taps.release(self._first + self._told - _KEPT_ROWS)
+            # Some are left, although they were read: the end of a text may change between two turns of a conversation,
+            # and where the window is full, reading begins again with them.
+            self._taps.release(self._first + self._told - KEPT_TAP_ROWS)
         self._on_call(len(tokens), past, self._clock() - started)
         return logits
