@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from edge_spec.export.graph_tape import compute_type
