@@ -1,4 +1,4 @@
-"""Writes a head beside a target: its graph, its weights, and the hidden states that the target's graphs have to tell."""
+"""Writes a head beside a target: graph, weights, and the hidden states that the target's graphs have to tell."""
 
 from __future__ import annotations
 
