@@ -13,9 +13,8 @@ from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters import forced as grammar_drafts
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.guarded import GuardedDrafter
-from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.model_choice import PRIORS, evidence_of
-from edge_spec.runtime.drafters.protocol import Drafter, RemembersTexts
+from edge_spec.runtime.drafters.protocol import CostlyDrafter, Drafter, RemembersTexts
 from edge_spec.runtime.goodput import Goodput, ProbingCredit
 from edge_spec.runtime.proposal import DEFERRED
 from edge_spec.runtime.speculation import FixedDraft, Speculation
@@ -40,7 +39,7 @@ class DrafterPool:
         vocab_size: int,
         free: Sequence[Drafter],
         others: Sequence[Drafter] = (),
-        model: ModelDrafter | None = None,
+        model: CostlyDrafter | None = None,
         clock: Callable[[], float] = perf_counter,
         waiting: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -51,7 +50,7 @@ class DrafterPool:
             vocab_size: ids that may be proposed.
             free: drafters that cost next to nothing, the first choice first.
             others: drafters that are used by name only.
-            model: the draft model's, if there is one.
+            model: the draft model's or the head's, if there is one.
             clock: tells the time, in seconds.
             waiting: how many texts wait while another is being written.
         """
@@ -102,18 +101,19 @@ class DrafterPool:
         self._free.append(GuardedDrafter(drafter, self._vocab_size))
 
     def worth_of_model(self, past: int) -> float:
-        """Share of plain decoding's time that chains of the draft model are expected to save, at best; 0 if none.
+        """Share of plain decoding's time that chains of the costly drafter are expected to save, at best; 0 if none.
 
         Args:
             past: tokens of the text.
         """
-        costs, acceptance = self._costs, self.acceptance.estimate(("model", "greedy", 0))
-        plain = costs.verify(1, past)
-        step = costs.draft(past, 1) * (1.0 if self._model is None else self._model.steps_per_token) * costs.chain_step
+        if self._model is None:
+            return 0.0
+        costs, acceptance = self._costs, self.acceptance.estimate((self._model.name, "greedy", 0))
+        plain, step = costs.verify(1, past), costs.draft(past, 1)
         best = 0.0
         for tokens in range(1, _USUAL_CHAIN + 1):
             expected = sum(acceptance**depth for depth in range(tokens + 1))
-            seconds = costs.verify(1 + tokens, past) + tokens * step
+            seconds = costs.verify(1 + tokens, past) + step * self._model.steps(tokens, None, False)
             best = max(best, 1.0 - seconds / (expected * plain))
         return best
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from edge_spec.runtime.cache_pool import CachePool
 from edge_spec.runtime.drafter_pool import DrafterPool
-from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable
+from edge_spec.runtime.drafters.protocol import CostlyDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.loaded_pair import LoadedPair
 from edge_spec.runtime.memory_plan import MemoryPlan
@@ -22,7 +22,7 @@ def sheddable_parts(
     suffix: SuffixDrafter,
     new_table: Callable[[], NgramTable],
     caches: CachePool,
-    model: ModelDrafter | None,
+    model: CostlyDrafter | None,
     drafters: DrafterPool,
     pair: LoadedPair,
     plan: MemoryPlan,
@@ -82,7 +82,7 @@ def idle_conversations(caches: CachePool) -> Sheddable:
     return Sheddable("caches of idle conversations", lambda: caches.idle_bytes, caches.evict_idle)
 
 
-def draft_window(model: ModelDrafter) -> Sheddable:
+def draft_window(model: CostlyDrafter) -> Sheddable:
     """What the draft's cache holds beyond a narrow window."""
     wide = model.window
     narrow = min(NARROW_WINDOW, wide)
@@ -103,7 +103,7 @@ def draft_window(model: ModelDrafter) -> Sheddable:
 
 
 def draft_model(
-    model: ModelDrafter, weights_bytes: int, load_seconds: float, saved_seconds: Callable[[int], float]
+    model: CostlyDrafter, weights_bytes: int, load_seconds: float, saved_seconds: Callable[[int], float]
 ) -> Sheddable:
     """The draft model with its cache.
 

@@ -51,6 +51,7 @@ class ModelDrafter:
         clock: Callable[[], float] = perf_counter,
         load: Callable[[], Model] | None = None,
         vocabulary: DraftVocabulary = WHOLE,
+        chain_step: float = 1.0,
     ) -> None:
         """Draft with a model.
 
@@ -62,10 +63,13 @@ class ModelDrafter:
             clock: tells the time, in seconds.
             load: loads the model again, once it was given up.
             vocabulary: what the columns of its logits stand for.
+            chain_step: what a token costs that is drafted with others in one call, in steps of their own calls.
 
         Raises:
             RequestError: the window is too small.
         """
+        self._chain_step = chain_step
+        self._lengths = model.chain_lengths
         self._window = _checked(model.context if window is None else window)
         self._on_call = on_call
         self._clock = clock
@@ -90,10 +94,12 @@ class ModelDrafter:
         """Most tokens in the cache of a text, and about as many in those of all texts together."""
         return self._window
 
-    @property
-    def steps_per_token(self) -> float:
-        """Steps of the model for a proposed token."""
-        return 1.0
+    def steps(self, tokens: int, context: Context | None, branches: bool) -> float:
+        """How many steps of the model drafting so many tokens costs, if calls draft as many at once as they can."""
+        alone = tokens
+        for length in reversed(self._lengths if context is None else self.chain_lengths(context, branches)):
+            alone %= length
+        return (tokens - alone) * self._chain_step + alone
 
     def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
         """How many tokens one call of the model can draft for such a request; none where each needs its own.

@@ -33,7 +33,8 @@ def drafter_of_pair(
         return None
     speech = manifest.draft_vocabulary
     if pair.draft_tokenizer is None or speech is None:
-        return ModelDrafter(pair.draft, window, on_call, clock, pair.load_draft, pair.draft_vocabulary)
+        chain_step = pair.calibration.costs.chain_step
+        return ModelDrafter(pair.draft, window, on_call, clock, pair.load_draft, pair.draft_vocabulary, chain_step)
     text = ReencodedText(pair.tokenizer, pair.draft_tokenizer, manifest.vocab_size, speech.size)
     return ReencodedDrafter(
         pair.draft,
