@@ -26,7 +26,7 @@ _SAME = 0.4
 
 @dataclass(frozen=True)
 class PackedHead:
-    """A head as stored; the attributes of :class:`RecurrentHead` and
+    """A head as stored, with the attributes of :class:`RecurrentHead` but for the following.
 
     Attributes:
         rotary: cos and sin, compute type [context + 1, elements rotated / 2].
