@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edge_spec.atomic_folder import new_folder, recover
 from edge_spec.errors import BundleError
-from edge_spec.manifest import CHAT_TEMPLATE, DRAFT_IDS, FORMAT, TOKENIZER, FileRecord, Manifest
+from edge_spec.manifest import CHAT_TEMPLATE, DRAFT_IDS, FORMAT, HEAD_IDS, TOKENIZER, FileRecord, Manifest
 from edge_spec.manifest_check import LARGEST_MANIFEST, LARGEST_TEXT, check_manifest
 from edge_spec.plain_file import NotPlainError, file_sha256, file_size, open_plain, sha256_of
 
@@ -41,6 +41,10 @@ class Bundle:
     def draft_ids(self) -> bytes:
         """Return the contents of ``draft/ids.bin``. Raises BundleError if it cannot be read."""
         return _read_small(self.path, DRAFT_IDS, self.manifest.files[DRAFT_IDS].bytes)
+
+    def head_ids(self) -> bytes:
+        """Return the contents of ``target/head.ids.bin``. Raises BundleError if it cannot be read."""
+        return _read_small(self.path, HEAD_IDS, self.manifest.files[HEAD_IDS].bytes)
 
     def chat_template(self) -> str | None:
         """Return the chat template's source, or ``None`` if the model has none.
@@ -104,7 +108,8 @@ def new_bundle(
 ) -> Iterator[tuple[Path, Callable[[Manifest], None]]]:
     """Give a temporary folder to fill and a function that seals it, so that ``output`` appears whole or not at all.
 
-    The function takes the manifest with ``files`` still empty, hashes every file and writes ``manifest.json``.
+    The function takes the manifest, hashes every file that is not among its ``files`` yet, and writes
+    ``manifest.json``. What is among them already was taken over, as it was, from a bundle that is there.
 
     Raises:
         BundleError: ``output`` exists and is in the way, the disk is full, or the folder is not writable.
@@ -165,11 +170,8 @@ def _read_small(folder: Path, name: str, limit: int) -> bytes:
 
 
 def _seal(folder: Path, manifest: Manifest) -> None:
-    files = {
-        file.relative_to(folder).as_posix(): FileRecord(file.stat().st_size, file_sha256(file))
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
+    names = (file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file())
+    files = {name: manifest.files.get(name) or _describe_file(folder / name) for name in names}
     complete = replace(manifest, files=files)
     try:
         check_manifest(complete)
@@ -184,6 +186,10 @@ def _seal(folder: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     folder.chmod(0o755)
+
+
+def _describe_file(file: Path) -> FileRecord:
+    return FileRecord(file.stat().st_size, file_sha256(file))
 
 
 def _refuse_occupied(path: Path, final: Path, overwrite: bool) -> None:

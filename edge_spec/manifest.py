@@ -13,7 +13,7 @@ from edge_spec.errors import BundleError
 from edge_spec.record_json import decode, parse_json, shown
 
 # Raised whenever the manifest or the contract of the graphs changes; a bundle of another version is refused.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 # By this a manifest is known for one.
 FORMAT = "edge-spec pair bundle"
@@ -23,6 +23,7 @@ TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 DRAFT_TOKENIZER = "draft/tokenizer.json"
 DRAFT_IDS = "draft/ids.bin"
+HEAD_IDS = "target/head.ids.bin"
 
 # What graphs run on.
 Device = Literal["cpu", "cuda"]
@@ -33,8 +34,16 @@ CacheType = Literal["float32", "float16", "int8"]
 # Who wrote a graph: the exporter itself, or optimum-onnx. The two have contracts of their own (docs/graph-contract.md).
 Via = Literal["native", "optimum"]
 
+# Small networks that draft from the target's hidden states (docs/heads.md).
+HeadKind = Literal["eagle3", "mtp", "dflash", "dspark", "medusa"]
+
 # Likeliest tokens of each row that a graph gives which selects; all of a smaller vocabulary.
 SELECTED_TOKENS = 64
+
+
+def tap_name(tap: int) -> str:
+    """What graphs call the hidden states behind so many layers."""
+    return f"hidden.{tap}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,8 @@ class GraphRecord:
         path: file relative to the bundle, with forward slashes.
         tree: whether it takes positions and an attention bias, as proposal trees need.
         kv: type of its KV cache.
-        hidden_taps: names of the hidden-state outputs it offers.
+        taps: after how many decoder layers its outputs ``hidden.i`` tell the residual stream, for heads that draft from
+            it. It is told as the checkpoint has it, before the final norm for the last one.
         via: who wrote it. One by way of optimum only reads the cache, and gives the keys and values of a call's own
             rows.
         selects: whether it also gives the likeliest tokens of each row, so that whole rows of logits can stay on the
@@ -56,7 +66,7 @@ class GraphRecord:
     path: str
     tree: bool
     kv: CacheType
-    hidden_taps: tuple[str, ...] = ()
+    taps: tuple[int, ...] = ()
     via: Via = "native"
     selects: bool = False
     steps: int = 1
@@ -161,6 +171,26 @@ class DraftVocabularyRecord:
 
 
 @dataclass(frozen=True)
+class HeadRecord:
+    """A small network that drafts from the target's hidden states. Its graph lies beside the target's.
+
+    Attributes:
+        kind: which published design it follows.
+        taps: which of the target's hidden states it reads, behind how many layers, in the order in which it reads them.
+        model: its own sizes and graph. The embedding, and lm_head where the design shares it, are the target's.
+        tokens: most tokens that one call proposes; 1 if each needs a call.
+        names_columns: whether ``target/head.ids.bin`` holds the id of every column of its logits, as
+            :class:`DraftVocabularyRecord` says; if not, column i is id i.
+    """
+
+    kind: HeadKind
+    taps: tuple[int, ...]
+    model: ModelRecord
+    tokens: int
+    names_columns: bool
+
+
+@dataclass(frozen=True)
 class FileRecord:
     """Size in bytes and SHA-256 of one file."""
 
@@ -183,6 +213,7 @@ class Manifest:
         draft_vocabulary: ``None`` where the draft reads and proposes the target's ids, all of them.
         cpu_draft: the draft in the CPU's flavour, beside a target for CUDA, with or without ``draft`` beside it;
             ``None`` without.
+        head: drafts from the target's hidden states; ``None`` without.
     """
 
     created_by: str
@@ -199,6 +230,7 @@ class Manifest:
     files: dict[str, FileRecord]
     draft_vocabulary: DraftVocabularyRecord | None = None
     cpu_draft: ModelRecord | None = None
+    head: HeadRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as written to disk, digest included."""

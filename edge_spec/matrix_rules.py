@@ -36,6 +36,9 @@ def _gather_blocks(graph: Surroundings, inputs: Inputs, attributes: Attributes) 
 def _matmul(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:
     x = given(inputs[0], FLOATS)
     weight = given(inputs[1], x.dtype)
+    if len(x.shape) == 2:  # the pieces of a row are mixed, from the left
+        need(len(weight.shape) == 4 and x.shape == (weight.shape[2], weight.shape[2]))
+        return [weight]
     need(len(x.shape) in (3, 4) and len(weight.shape) == 2 and weight.shape[0] == last_size(x))
     need(len(x.shape) == 3 or last_size(weight) == last_size(x))  # runs of inputs are mixed, not made longer
     return [Declared(x.dtype, (*x.shape[:-1], last_size(weight)))]

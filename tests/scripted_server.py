@@ -31,6 +31,8 @@ class Script:
         acceptance: what it tells of acceptance by position.
         plain: the answer without speculation; the same text if ``None``.
         pause: seconds between rounds.
+        holds: rounds after which the answer stops until ``go`` is set; ``None`` for none.
+        go: lets a held answer continue.
         endless: say the rounds again and again, until nobody listens.
         breaks: end the connection after the first round.
         key: what has to be given, if anything.
@@ -43,6 +45,8 @@ class Script:
     acceptance: tuple[float, ...] = (0.75, 0.5)
     plain: list[str] | None = None
     pause: float = 0.0
+    holds: int | None = None
+    go: threading.Event = field(default_factory=threading.Event)
     endless: bool = False
     breaks: bool = False
     key: str | None = None
@@ -109,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         while True:
             for told in rounds:
                 time.sleep(script.pause)
+                if spoken == script.holds:
+                    script.go.wait(30)
                 described = [{"id": sum(text.encode()), "text": text, "drafter": drafter} for text, drafter in told]
                 tokens += len(told)
                 spoken += 1

@@ -87,10 +87,9 @@ class SimulatedDraft:
     memory_bytes: int = 0
     ready: bool = True
     read: int = 0
-    steps_per_token: float = 1.0
 
-    def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
-        return self.device.chains
+    def steps(self, tokens: int, context: Context | None, branches: bool) -> float:
+        return self.device.draft_seconds(tokens) / max(self.device.step, 1e-9)
 
     def usual_evidence(self, context: Context) -> tuple[str | int, ...]:
         return ("model", "greedy", 0)

@@ -375,13 +375,13 @@ def test_other_json_is_refused(bundle: Path, text: str) -> None:
 def test_a_manifest_of_another_version_is_refused(bundle: Path, version: object) -> None:
     # A newer manifest may look like anything, so the version is judged before the rest.
     edit(bundle, lambda body: body.update(schema_version=version, more={"than": "known"}))
-    with pytest.raises(BundleError, match="schema version .*, but this edge-spec reads 5; upgrade"):
+    with pytest.raises(BundleError, match="schema version .*, but this edge-spec reads 6; upgrade"):
         open_bundle(bundle)
 
 
 def test_a_bundle_of_an_older_version_is_to_be_exported_again(bundle: Path) -> None:
     edit(bundle, lambda body: body.update(schema_version=SCHEMA_VERSION - 1))
-    with pytest.raises(BundleError, match="schema version 4, written by an older edge-spec, .*export the bundle again"):
+    with pytest.raises(BundleError, match="schema version 5, written by an older edge-spec, .*export the bundle again"):
         open_bundle(bundle)
 
 

@@ -29,11 +29,13 @@ def test_page_needs_nothing_from_elsewhere() -> None:
 
 
 def test_an_answer_streams_and_its_tokens_are_tinted_by_origin(visit: Visit) -> None:
-    page = visit(Script(ROUNDS, pause=0.1))
+    script = Script(ROUNDS, holds=1)
+    page = visit(script)
     say(page, "count")
     answer = answers(page)
     answer.get_by_text("Coun", exact=True).wait_for()
     assert answer.get_attribute("aria-busy") == "true" and "Done" not in answer.inner_text()
+    script.go.set()
     wait_for_end(page)
     classes = {span.text_content(): span.get_attribute("class") for span in answer.locator(".text span").all()}
     assert classes == {
@@ -354,7 +356,9 @@ def test_a_server_that_went_away_is_noticed(visit: Visit) -> None:
 
 
 def test_nothing_moves_for_those_who_asked_for_that(visit: Visit) -> None:
-    page = visit(Script(ROUNDS, pause=0.5), reduced_motion="reduce")
+    script = Script(ROUNDS, holds=0)
+    page = visit(script, reduced_motion="reduce")
     say(page, "count")
     waiting = page.get_by_text("Reading …")
     assert waiting.evaluate("node => getComputedStyle(node).animationName") == "none"
+    script.go.set()

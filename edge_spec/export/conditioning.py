@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import TEXT as OTHER_TEXT
 from edge_spec.export.checkpoint import Checkpoint, encode_text
 from edge_spec.export.decoder import DecoderLayer
@@ -36,6 +37,13 @@ brought coal, mail and, much later, tourists. Le musée est fermé le lundi, mai
 _MOST_TOKENS = 256
 
 
+def rotation_of(recipe: Recipe, facts: Architecture) -> Rotation | None:
+    """The rotation of the residual stream of a model that is stored by a recipe; ``None`` if it is not rotated."""
+    matrices = (recipe.attention, recipe.mlp_up, recipe.mlp_down, recipe.lm_head)
+    # A norm of what a sublayer gives has gains in the stream's own channels, which a rotation would mix.
+    return Rotation(facts.hidden_size) if "w8a8" in matrices and not facts.post_norms else None
+
+
 class Conditioner:
     """Rewrites the weights of one model so that they compute the same and lose less when rounded by its recipe.
 
@@ -49,9 +57,7 @@ class Conditioner:
         facts = checkpoint.architecture
         self._facts, self._recipe = facts, recipe
         matrices = (recipe.attention, recipe.mlp_up, recipe.mlp_down, recipe.lm_head)
-        # A norm of what a sublayer gives has gains in the stream's own channels, which a rotation would mix.
-        rotates = "w8a8" in matrices and not facts.post_norms
-        self._rotation = Rotation(facts.hidden_size) if rotates else None
+        self._rotation = rotation_of(recipe, facts)
         self._text: Float32Reference | None = None
         if {"w8a8", "int4"}.intersection(matrices):
             ids = encode_text(checkpoint.vocabulary, TEXT + OTHER_TEXT, checkpoint.source)

@@ -18,17 +18,22 @@ _IR_VERSION = 11
 Attributes = Mapping[str, int | float | str]
 
 
+def compute_type(device: Device) -> ir.DataType:
+    """float32 on CPU and float16 on CUDA."""
+    return ir.DataType.FLOAT if device == "cpu" else ir.DataType.FLOAT16
+
+
 class GraphTape:
     """Records nodes in their order.
 
     Attributes:
         device: what the graph runs on.
-        dtype: its compute type, float32 on CPU and float16 on CUDA.
+        dtype: its compute type.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.dtype = ir.DataType.FLOAT if device == "cpu" else ir.DataType.FLOAT16
+        self.dtype = compute_type(device)
         self._tape = Tape()
         self._inputs: dict[str, ir.Value] = {}
         self._weights: dict[str, ir.Value] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from edge_spec.export.architecture import Architecture
 from edge_spec.export.cache_scales import TEXT as CALIBRATION_TEXT
 from edge_spec.export.cache_scales import CacheScales, cache_scales
 from edge_spec.export.checkpoint import Checkpoint, encode_text, require_finite
-from edge_spec.export.conditioning import Conditioner
+from edge_spec.export.conditioning import Conditioner, rotation_of
 from edge_spec.export.decoder import read_final_norm, read_layer
 from edge_spec.export.draft_chain_graph import CHAIN_LENGTHS, ChoiceOfTokens, build_draft_chain
 from edge_spec.export.graph import build_graph
 from edge_spec.export.graph_run import run_graph
+from edge_spec.export.graph_tape import compute_type
+from edge_spec.export.graph_taps import check_taps, set_taps
 from edge_spec.export.packing import PackedLayer, PackedModel, Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.quality import MAX_TOKENS, TEXT, compare, require_quality
@@ -63,6 +66,7 @@ def export_model(
     check: bool,
     progress: Progress,
     choice: ChoiceOfTokens | None = None,
+    taps: Sequence[int] = (),
 ) -> ModelRecord:
     """Write one model's graphs and weights into ``folder`` and describe them.
 
@@ -75,11 +79,14 @@ def export_model(
         progress: told about every layer.
         choice: what a draft chooses from, which gets graphs that draft several tokens in a call, where the device
             profits; ``None`` without those.
+        taps: after which layers the graphs tell their hidden states (export/graph_taps.py).
 
     Raises:
         CheckpointError: the checkpoint is damaged.
         QualityError: the written graph strays too far from the reference.
+        EdgeSpecError: there is no such layer.
     """
+    check_taps(taps, checkpoint.architecture.layers)
     folder.mkdir()
     text_ids = _text_ids(checkpoint) if check else None
     signed_integers = not integer_products_saturate()
@@ -92,10 +99,18 @@ def export_model(
     selects_of = usable if device == "cuda" else None
     plain = [file for file in files if file.kv != "int8"]
     rounded = [file for file in files if file.kv == "int8"]
+    rotation = rotation_of(recipe, facts)
+
+    def save(graph: ir.Model, name: str) -> None:
+        set_taps(graph, taps, facts.layers, facts.hidden_size, compute_type(device), rotation)
+        ir.save(graph, folder / name)
+
     for file in plain:
-        ir.save(build_graph(facts, model, device, file.tree, selects_of=selects_of), folder / file.name)
+        save(build_graph(facts, model, device, file.tree, selects_of=selects_of), file.name)
     selects = selects_of is not None
-    graphs = [GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv, selects=selects) for file in files]
+    graphs = [
+        GraphRecord(f"{folder.name}/{file.name}", file.tree, file.kv, tuple(taps), selects=selects) for file in files
+    ]
     if choice is not None:
         for steps in CHAIN_LENGTHS[device]:
             name = f"draft{steps}.onnx"
@@ -120,14 +135,14 @@ def export_model(
             quality = compare(logits[:, :usable], reference_logits[:, :usable])
             require_quality(quality, recipe, checkpoint.source)
         for file in rounded:
-            ir.save(build_graph(facts, model, device, file.tree, scales), folder / file.name)
+            save(build_graph(facts, model, device, file.tree, scales), file.name)
         progress(stage, steps, steps)
 
     has_integers = "w8a8" in recipe.formats.values()
     return ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
-        architecture=_describe(facts),
+        architecture=describe_architecture(facts),
         recipe=recipe.to_dict(),
         integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
         graphs=tuple(graphs),
@@ -232,7 +247,8 @@ def _embed(checkpoint: Checkpoint, token_ids: npt.NDArray[np.int64]) -> Float32A
     return np.concatenate([checkpoint.rows("embed_tokens.weight", int(token), int(token) + 1) for token in token_ids])
 
 
-def _describe(facts: Architecture) -> ArchitectureRecord:
+def describe_architecture(facts: Architecture) -> ArchitectureRecord:
+    """What a manifest says of the sizes of a model."""
     return ArchitectureRecord(
         family=facts.family,
         layers=facts.layers,

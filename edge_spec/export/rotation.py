@@ -33,6 +33,11 @@ class Rotation:
         signs = np.random.default_rng(size).integers(0, 2, size)
         self._signs = (2 * signs - 1).astype(np.float32)
 
+    @property
+    def factors(self) -> tuple[Float32Array, Float32Array, Float32Array]:
+        """L [left, left], K [right, right] and signs s [size]: x R is L X K, and X [left, right] is x * s."""
+        return self._left, self._right, self._signs
+
     def rows(self, x: Float32Array, gain: Float32Array | None = None) -> Float32Array:
         """Return x R, float32 [rows, size]; with ``gain``, float32 [size], which scales x before, x diag(gain) R."""
         left, right = len(self._left), len(self._right)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.manifest import SELECTED_TOKENS
+from edge_spec.manifest import SELECTED_TOKENS, tap_name
 
 # Binding costs a good part of what a small model's step may cost around the session, so nothing is bound twice. The
 # numbers of a call are written through memoryviews, which takes a fraction of what numpy takes for one element.
@@ -23,6 +23,7 @@ class CallBuffers:
         logits: float32 [logit_rows, columns], written by the call.
         selection: int64 ids and float32 logits [logit_rows, likeliest], and float32 log-sum-exp [logit_rows], of a
             graph that selects; ``None`` for others.
+        taps: float32 [rows, hidden] of each tap that is kept, written by the call.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class CallBuffers:
         logits: npt.NDArray[np.float32],
         columns: int,
         selects: bool = False,
+        taps: Mapping[int, npt.NDArray[Any]] | None = None,
     ) -> None:
         """Allocate the inputs and bind them.
 
@@ -45,6 +47,7 @@ class CallBuffers:
             logits: float32 [logit_rows, logits_size], memory for the output, contiguous.
             columns: how many of its columns stand for ids.
             selects: whether the graph selects the likeliest of them.
+            taps: memory for the hidden states that are kept [rows, hidden], contiguous, in the compute type.
         """
         self._ort = onnxruntime
         self.binding = binding
@@ -73,6 +76,9 @@ class CallBuffers:
                 binding.bind_output(name, "cpu", 0, dtype, size, array.ctypes.data)
                 selected.append(array[0])
             self.selection = tuple(selected)
+        self.taps = tuple((taps or {}).values())
+        for tap, array in (taps or {}).items():
+            binding.bind_output(tap_name(tap), "cpu", 0, array.dtype.type, [1, *array.shape], array.ctypes.data)
 
     def row(self, index: int) -> npt.NDArray[np.float32]:
         """One row of logits, float32 [columns]."""
@@ -132,6 +138,7 @@ class ChainCallBuffers:
     """
 
     selection: None = None  # these graphs do not
+    taps: tuple[()] = ()
 
     def __init__(
         self, onnxruntime: Any, binding: Any, rows: int, logits: npt.NDArray[np.float32], columns: int

@@ -11,8 +11,7 @@ from edge_spec.runtime.candidate_tree import CandidateTree, Selection
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.costs import Costs
 from edge_spec.runtime.drafters.composite import CompositeDrafter
-from edge_spec.runtime.drafters.model import ModelDrafter
-from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
+from edge_spec.runtime.drafters.protocol import Budget, CostlyDrafter, Drafter, Outcome
 from edge_spec.runtime.goodput import Goodput, ProbingCredit
 from edge_spec.runtime.proposal import Evidence, Proposal, deferred_evidence
 from edge_spec.runtime.speculation import Timing
@@ -59,7 +58,7 @@ class Controller:
         acceptance: AcceptanceTable,
         credit: ProbingCredit,
         free: Sequence[Drafter] = (),
-        model: ModelDrafter | None = None,
+        model: CostlyDrafter | None = None,
         most: int = _MOST_ROWS,
         branches: bool = True,
         defer: bool = True,
@@ -74,7 +73,7 @@ class Controller:
             acceptance: what became of earlier draft tokens; learns from every round.
             credit: what may be spent on probing; grows with time.
             free: drafters that cost next to nothing.
-            model: the draft model's drafter, if it may be used.
+            model: the draft model's drafter, or the head's, if it may be used.
             most: most draft tokens in a round.
             branches: whether proposals may be trees.
             defer: whether tokens on branches are proposed again rather than committed.
@@ -175,7 +174,7 @@ class Controller:
         return worth or self._rounds % _PARKED_ROUNDS == 0
 
     def _worth_drafting(
-        self, model: ModelDrafter, context: Context, guess: tuple[int, ...], most: int, gain: float
+        self, model: CostlyDrafter, context: Context, guess: tuple[int, ...], most: int, gain: float
     ) -> int:
         """How many tokens the draft model should draft at most.
 
@@ -199,8 +198,7 @@ class Controller:
         if self._others_wait:
             rounds = 1.0
         most = min(most, _LONGEST_CHAIN)
-        usual, lengths = model.usual_evidence(context), model.chain_lengths(context, self._branches)
-        outlook, _ = self._outlook(model, prod(chances), usual, 1 + len(guess), past, cached, most, lengths)
+        outlook, _ = self._outlook(model, context, prod(chances), 1 + len(guess), cached, most)
         if surely + outlook - rate * catching_up / rounds > gain:
             return most
         if self._others_wait:
@@ -214,36 +212,32 @@ class Controller:
 
     def _outlook(
         self,
-        model: ModelDrafter,
+        model: CostlyDrafter,
+        context: Context,
         chance: float,
-        evidence: Evidence,
         rows: int,
-        past: int,
         cached: int,
         most: int,
-        lengths: Sequence[int],
     ) -> tuple[float, int]:
         """What drafting goes on to bring, at best, less what it costs, in tokens; and how many to draft for that.
 
         Args:
             model: the drafter in question.
+            context: the text so far.
             chance: that everything proposed so far is accepted.
-            evidence: what speaks for the tokens to come.
             rows: rows the target's call has already.
-            past: tokens in the target's cache.
-            cached: tokens in the draft's.
+            cached: tokens in the draft's cache.
             most: the most tokens to come.
-            lengths: how many tokens the model can draft in one call, the fewest first.
         """
-        rate = self._rate
-        acceptance = self._acceptance.estimate(evidence)
-        step, so_far = model.steps_per_token * self._costs.draft(cached, 1), self._costs.verify(rows, past)
+        rate, past = self._rate, len(context.tokens) - 1
+        acceptance = self._acceptance.estimate(model.usual_evidence(context))
+        step, so_far = self._costs.draft(cached, 1), self._costs.verify(rows, past)
         best = brought = 0.0
         wanted = 0
         for tokens in range(1, most + 1):
             chance *= acceptance
             brought += chance
-            drafting = step * _steps(tokens, lengths, self._costs.chain_step)
+            drafting = step * model.steps(tokens, context, self._branches)
             worth = brought - rate * (drafting + self._costs.verify(rows + tokens, past) - so_far)
             if worth > best:
                 best, wanted = worth, tokens
@@ -253,21 +247,20 @@ class Controller:
 
     def _draft(
         self,
-        model: ModelDrafter,
+        model: CostlyDrafter,
         tokens: int,
         context: Context,
         guess: tuple[int, ...],
         candidates: CandidateTree,
     ) -> CandidateTree:
         """Let the model draft while it pays; its tokens, what there was before, and what the free drafters add."""
-        past, cached = len(context.tokens) - 1, model.cached(context, guess)
-        usual, lengths = model.usual_evidence(context), model.chain_lengths(context, self._branches)
+        cached = model.cached(context, guess)
         surely = prod(self._chances(guess))
 
         def ahead(chain: Sequence[Evidence]) -> int:
             chance = surely * prod(self._acceptance.estimate(reason) for reason in chain)
             rows, most = 1 + len(guess) + len(chain), tokens - len(chain)
-            return self._outlook(model, chance, usual, rows, past, cached, most, lengths)[1]
+            return self._outlook(model, context, chance, rows, cached, most)[1]
 
         def another(chain: Sequence[Evidence]) -> bool:
             return not chain or ahead(chain) > 0
@@ -281,11 +274,3 @@ class Controller:
             end = (*guess, *drafted.tokens[: drafted.trunk])
             self._free.collect(candidates, context, Budget(_CANDIDATES, self._branches), end, end)
         return candidates
-
-
-def _steps(tokens: int, lengths: Sequence[int], chain_step: float) -> float:
-    """What drafting so many tokens costs in steps of the draft model, if calls draft as many at once as they can."""
-    alone = tokens
-    for length in reversed(lengths):
-        alone %= length
-    return (tokens - alone) * chain_step + alone

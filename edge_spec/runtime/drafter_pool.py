@@ -13,9 +13,8 @@ from edge_spec.runtime.controller import Controller
 from edge_spec.runtime.drafters import forced as grammar_drafts
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.guarded import GuardedDrafter
-from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.model_choice import PRIORS, evidence_of
-from edge_spec.runtime.drafters.protocol import Drafter, RemembersTexts
+from edge_spec.runtime.drafters.protocol import CostlyDrafter, Drafter, RemembersTexts
 from edge_spec.runtime.goodput import Goodput, ProbingCredit
 from edge_spec.runtime.proposal import DEFERRED
 from edge_spec.runtime.speculation import FixedDraft, Speculation
@@ -40,9 +39,10 @@ class DrafterPool:
         vocab_size: int,
         free: Sequence[Drafter],
         others: Sequence[Drafter] = (),
-        model: ModelDrafter | None = None,
+        model: CostlyDrafter | None = None,
         clock: Callable[[], float] = perf_counter,
         waiting: Callable[[], int] = lambda: 0,
+        unloaded: Sequence[str] = (),
     ) -> None:
         """Collect drafters.
 
@@ -51,14 +51,16 @@ class DrafterPool:
             vocab_size: ids that may be proposed.
             free: drafters that cost next to nothing, the first choice first.
             others: drafters that are used by name only.
-            model: the draft model's, if there is one.
+            model: the draft model's or the head's, if there is one.
             clock: tells the time, in seconds.
             waiting: how many texts wait while another is being written.
+            unloaded: drafters that could have been loaded, and were not.
         """
         self._waiting = waiting
+        self._unloaded = unloaded
         self._goodput = Goodput(1.0 / calibration.costs.verify(1, 0))
         self.acceptance = AcceptanceTable({**PRIORS, **grammar_drafts.PRIORS, DEFERRED: 0.95})
-        self.acceptance.record(evidence_of(calibration.agreement))
+        self.acceptance.record(evidence_of(calibration.agreement, "model" if model is None else model.name))
         self._costs = calibration.costs
         self._credit = ProbingCredit()
         self._vocab_size = vocab_size
@@ -102,18 +104,19 @@ class DrafterPool:
         self._free.append(GuardedDrafter(drafter, self._vocab_size))
 
     def worth_of_model(self, past: int) -> float:
-        """Share of plain decoding's time that chains of the draft model are expected to save, at best; 0 if none.
+        """Share of plain decoding's time that chains of the costly drafter are expected to save, at best; 0 if none.
 
         Args:
             past: tokens of the text.
         """
-        costs, acceptance = self._costs, self.acceptance.estimate(("model", "greedy", 0))
-        plain = costs.verify(1, past)
-        step = costs.draft(past, 1) * (1.0 if self._model is None else self._model.steps_per_token) * costs.chain_step
+        if self._model is None:
+            return 0.0
+        costs, acceptance = self._costs, self.acceptance.estimate((self._model.name, "greedy", 0))
+        plain, step = costs.verify(1, past), costs.draft(past, 1)
         best = 0.0
         for tokens in range(1, _USUAL_CHAIN + 1):
             expected = sum(acceptance**depth for depth in range(tokens + 1))
-            seconds = costs.verify(1 + tokens, past) + tokens * step
+            seconds = costs.verify(1 + tokens, past) + step * self._model.steps(tokens, None, False)
             best = max(best, 1.0 - seconds / (expected * plain))
         return best
 
@@ -165,7 +168,12 @@ class DrafterPool:
         own = {} if forced is None else {forced.name: forced}
         if name not in ("auto", "off", *self.names, *own):
             known = ", ".join(repr(known) for known in ("auto", "off", *self.names, *own))
-            hints = {"model": " This bundle has no draft model.", "grammar": " This request has no grammar."}
+            hints = {
+                "head": " This bundle has no head.",
+                "model": " This bundle has no draft model.",
+                "grammar": " This request has no grammar.",
+                **{one: f" It is in this bundle, but not loaded; load with drafter={one!r}." for one in self._unloaded},
+            }
             hint = "".join(text for one, text in hints.items() if one == name)  # what is no name may have no hash
             raise RequestError(f"speculation is {name!r}, expected one of {known}.{hint}")
         if name == "off" or max_draft == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class HostCalls:
         selects: bool,
         reads_only: bool,
         rows: int,
+        taps: Sequence[int] = (),
     ) -> None:
         """Start without buffers.
 
@@ -43,6 +45,7 @@ class HostCalls:
             selects: whether the graphs select the likeliest of them.
             reads_only: whether the graph only reads the cache, as those by way of optimum do.
             rows: of usual wide calls.
+            taps: which hidden states are kept.
         """
         self._ort = onnxruntime
         self._facts = facts
@@ -53,6 +56,8 @@ class HostCalls:
         self._calls: dict[tuple[int, int], HostBuffers] = {}
         self._bound = -1  # version of the cache's buffers that these calls are bound to
         self._logits = np.empty((0, facts.logits_size), np.float32)
+        self._taps = {tap: np.empty((0, facts.hidden_size), bias_type) for tap in taps}
+        self._tap_rows = 0
 
     def clear(self) -> None:
         """Forget all calls: they hold the buffers of the cache."""
@@ -74,6 +79,11 @@ class HostCalls:
                 self._logits = np.empty((shape.logit_rows, self._facts.logits_size), np.float32)
             elif len(self._calls) == _MOST_SHAPES:
                 del self._calls[next(iter(self._calls))]
+            if shape.rows > self._tap_rows and self._taps:  # likewise
+                self._calls.clear()
+                self._tap_rows = shape.rows
+                hidden = self._facts.hidden_size
+                self._taps = {tap: np.empty((shape.rows, hidden), self._bias_type) for tap in self._taps}
             call = self._calls[key] = self._made(session, shape, cache)
         return call
 
@@ -89,7 +99,8 @@ class HostCalls:
         if self._new_rows is None:
             cache.bind(binding)
             bias_type = self._bias_type if session.takes_trees else None
-            return CallBuffers(self._ort, binding, shape.rows, bias_type, logits, self._columns, self._selects)
+            taps = {tap: memory[: shape.rows] for tap, memory in self._taps.items()}
+            return CallBuffers(self._ort, binding, shape.rows, bias_type, logits, self._columns, self._selects, taps)
         if shape.rows > self._new_rows.most:
             self._calls.clear()  # they write into the memory that is too small
             self._new_rows = NewRows(self._facts, shape.rows)

@@ -11,9 +11,11 @@ import numpy.typing as npt
 from edge_spec.errors import RequestError
 from edge_spec.heap import give_back
 from edge_spec.manifest import ArchitectureRecord
+from edge_spec.runtime.tap_rows import TapRows
 
-# Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
-_STEP = 256
+# Slots by which buffers grow, and so the fewest of a text: large enough that copying is rare, small enough that little
+# lies idle.
+LEAST_SLOTS = 256
 # Bytes of old buffers that may lie about while a cache moves.
 _GIVEN_BACK_AT = 4 << 20
 # A long cache grows by this share of itself, so that all copying together stays in proportion to its length.
@@ -59,6 +61,7 @@ class KVCache:
         capacity: slots there are now.
         length: tokens held.
         version: changes whenever the buffers do.
+        taps: the hidden states of tokens that a head has yet to read; ``None`` where none are told.
         buffers: number of the set of buffers, where there are spare ones; else 0.
     """
 
@@ -70,6 +73,7 @@ class KVCache:
         dtype: Any,
         device: str,
         spare: SpareBuffers | None = None,
+        taps: TapRows | None = None,
     ) -> None:
         """Start an empty cache without buffers.
 
@@ -80,12 +84,14 @@ class KVCache:
             dtype: numpy type of the buffers.
             device: ``"cpu"`` or ``"cuda"``, where the buffers lie.
             spare: where buffers come from and go to that are allocated once, as large as can be.
+            taps: memory for hidden states, which follows the tokens of this cache; ``None`` where none are told.
         """
         self.limit = limit
         self.capacity = 0
         self.length = 0
         self.version = 0
         self.buffers = 0
+        self.taps = taps
         self._spare = spare
         self._ort = onnxruntime
         self._facts = facts
@@ -110,7 +116,7 @@ class KVCache:
         """How many slots are allocated for so many tokens."""
         if self._device != "cpu" or self._spare is not None:  # what lies on a device cannot be copied without a detour
             return self.limit
-        step = max(_STEP, length // _GROWTH // _STEP * _STEP)
+        step = max(LEAST_SLOTS, length // _GROWTH // LEAST_SLOTS * LEAST_SLOTS)
         return min(-(-length // step) * step, self.limit)
 
     def reserve(self, slots: int) -> None:
@@ -129,6 +135,10 @@ class KVCache:
     def shrink(self, slots: int = 0) -> None:
         """Give back what is not needed for so many tokens; those behind them are forgotten."""
         self.length = min(self.length, slots)
+        if self.taps is not None:
+            self.taps.rollback(slots)
+            if slots == 0:
+                self.taps.give_back()
         if slots == 0:
             if self._spare is not None and self.capacity:
                 self._spare.keep(self.buffers, self._buffers)
@@ -167,6 +177,8 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise RequestError(f"Cannot roll the cache back to {length} tokens; it holds {self.length}.")
         self.length = length
+        if self.taps is not None:
+            self.taps.rollback(length)
 
     def keep(self, length: int, slots: Sequence[int]) -> None:
         """Keep the first ``length`` tokens and, right behind them, those in ``slots``, which are in ascending order.
@@ -187,6 +199,8 @@ class KVCache:
                 rows = value.numpy()
                 rows[:, :, length:stop] = rows[:, :, chosen]
         self.length = stop
+        if self.taps is not None:
+            self.taps.keep(length, slots)
 
     def copy(self, other: KVCache, length: int) -> bool:
         """Hold the first ``length`` tokens of another cache of the same model, in buffers of this one's own.
@@ -201,6 +215,8 @@ class KVCache:
         for name, value in self._buffers.items():
             value.numpy()[:, :, :length] = other._buffers[name].numpy()[:, :, :length]
         self.length = length
+        if self.taps is not None and other.taps is not None:
+            self.taps.copy(other.taps, length)
         return True
 
     def _resize(self, capacity: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_spec.bundle import Bundle
-from edge_spec.errors import DeviceMemoryError, ProviderError, RequestError
+from edge_spec.errors import BundleError, DeviceMemoryError, ProviderError, RequestError
 from edge_spec.manifest import CacheType, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.call_shape import CallShape
@@ -28,6 +29,7 @@ from edge_spec.runtime.logit_rows import LogitRows, SelectedRows
 from edge_spec.runtime.model_sessions import choose_graph, open_sessions
 from edge_spec.runtime.shape_choice import ShapeChoice
 from edge_spec.runtime.shape_grid import ShapeGrid
+from edge_spec.runtime.tap_rows import MOST_TAP_ROWS, TapRows
 
 # Rows of one prefill call: wide enough to use the matrix kernels well, small enough to bound the workspace.
 PREFILL_ROWS = 64
@@ -44,6 +46,7 @@ class Model:
         positions: how many positions the rotary table has for sure.
         columns: how many columns of the logits stand for ids.
         cache: that of the current text.
+        keeps_taps: whether hidden states are kept of calls, if there are any; without, whoever reads them begins anew.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Model:
         fixed_rows: int | None = None,
         kv: CacheType | None = None,
         settings: DeviceSettings | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         """Load a model of a bundle.
 
@@ -73,10 +77,11 @@ class Model:
                 bitwise exactness, for kernels that round differently for every width.
             kv: type of the KV cache, ``None`` for the model's own.
             settings: how the device is used; ``None`` for all that works there.
+            taps: hidden states that are kept of every token (``cache.taps``), after how many layers.
 
         Raises:
-            BundleError: a graph is not one that the exporter writes, ONNX Runtime refuses it, or the bundle has none
-                with such a cache.
+            BundleError: the graph does not tell those hidden states, one is not what the exporter writes, ONNX Runtime
+                refuses it, or the bundle has none with such a cache.
             DeviceMemoryError: the device has no memory for it.
             ProviderError: this ONNX Runtime takes no int8 cache.
         """
@@ -88,6 +93,13 @@ class Model:
         self._settings = settings_for(providers) if settings is None else settings
         self.columns = bundle.manifest.usable_columns(record)
         graph = choose_graph(bundle, record, kv)
+        if missing := sorted(set(taps) - set(graph.taps)):
+            raise BundleError(
+                f"{bundle.path / graph.path} does not tell the hidden states behind {missing} layers, only behind "
+                f"{list(graph.taps)}."
+            )
+        if taps:  # hidden states are read on the host, in every call
+            self._settings = replace(self._settings, resident=False, captures=False, tree_graph=False)
         sessions = open_sessions(self._ort, bundle, record, graph, providers, threads, self._settings)
         self._session, self._trees = sessions.chains, sessions.trees
         if sessions.graphs_refused is not None:
@@ -100,6 +112,8 @@ class Model:
         # Padding rows are written behind the last token, so the cache may grow that much longer than the text.
         self._slots = context + (fixed_rows or 1)
         self._spare = SpareBuffers() if self._settings.resident else None
+        self.keeps_taps = bool(taps)
+        self._tap_width = len(taps) * self._architecture.hidden_size
         self.cache = self.new_cache()
         self._grid = ShapeGrid.of_device(self._settings, self._slots, fixed_rows)
         self._shapes = ShapeChoice(
@@ -126,7 +140,7 @@ class Model:
         else:
             reads_only = graph.via == "optimum"
             self._calls = HostCalls(
-                self._ort, self._architecture, bias_type, self.columns, graph.selects, reads_only, PREFILL_ROWS
+                self._ort, self._architecture, bias_type, self.columns, graph.selects, reads_only, PREFILL_ROWS, taps
             )
         for steps, session in sessions.drafting.items():
             self._drafting[steps] = DraftChain(
@@ -181,7 +195,9 @@ class Model:
 
     def new_cache(self) -> KVCache:
         """An empty cache for another text, see :meth:`use`."""
-        return KVCache(self._ort, self._architecture, self._slots, self._cache_type, self._settings.name, self._spare)
+        taps = TapRows(self._tap_width, MOST_TAP_ROWS) if self._tap_width else None
+        device = self._settings.name
+        return KVCache(self._ort, self._architecture, self._slots, self._cache_type, device, self._spare, taps)
 
     def use(self, cache: KVCache) -> None:
         """Work on the text of another cache from now on."""
@@ -247,6 +263,8 @@ class Model:
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
             raise call_failure(error, rows, past) from error
         self.cache.length = past + rows
+        if self.cache.taps is not None and self.keeps_taps:
+            self.cache.taps.append(past, [tap[:rows] for tap in call.taps])
         if call.selection is not None:
             ids, likeliest, log_sum_exp = (array[:wanted] for array in call.selection)
             return SelectedRows(ids, likeliest, log_sum_exp, self.columns, call.row)

@@ -89,9 +89,9 @@ class ScriptedDraft(ModelDrafter):
         """It holds none."""
         return 0
 
-    def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
-        """None: each of its tokens takes a call of its own."""
-        return ()
+    def steps(self, tokens: int, context: Context | None, branches: bool) -> float:
+        """Each of its tokens takes a call of its own."""
+        return tokens
 
     def usual_evidence(self, context: Context) -> Evidence:
         """What speaks for a token of which no more is known."""

@@ -100,3 +100,67 @@ class RemembersTexts(Protocol):
     def switch(self, context: Context) -> None:
         """Go on with this text, which may be new. Called instead of ``rollback(0)``."""
         ...
+
+
+class CostlyDrafter(Drafter, RemembersTexts, Protocol):
+    """A drafter with a network of its own, whose calls take time and whose cache takes memory.
+
+    At most one is in use at a time. It is asked only where that pays, and where memory is short it is the first to go:
+    meanwhile it proposes nothing.
+    """
+
+    @property
+    def ready(self) -> bool:
+        """Whether the network is there."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Most tokens in the cache of a text, and about as many in those of all texts together."""
+        ...
+
+    def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
+        """How many tokens it has to read before it can propose what follows ``context`` and ``prefix``."""
+        ...
+
+    def cached(self, context: Context, prefix: Sequence[int] = ()) -> int:
+        """How many tokens its cache will hold once it has read them."""
+        ...
+
+    def usual_evidence(self, context: Context) -> Evidence:
+        """What speaks for a token of which no more is known than how it will be chosen; the name comes first."""
+        ...
+
+    def steps(self, tokens: int, context: Context | None, branches: bool) -> float:
+        """How many calls with one row it takes, or takes as long as, to draft so many tokens.
+
+        Args:
+            tokens: one at least.
+            context: the text so far; ``None`` for a greedy request in general.
+            branches: whether runners-up are wanted.
+        """
+        ...
+
+    def bytes_beyond(self, window: int) -> int:
+        """Bytes that :meth:`narrow` would give back."""
+        ...
+
+    def narrow(self, window: int) -> None:
+        """Hold at most ``window`` tokens in the cache from now on, and give back the memory of the others.
+
+        A window wider than before lets the cache grow again. Raises RequestError if it is too small.
+        """
+        ...
+
+    def unload(self) -> None:
+        """Give the network up, and so its memory, unless somebody else holds it too. Doing so twice does no harm."""
+        ...
+
+    def reload(self) -> None:
+        """Load the network again if it was given up; it has then read nothing.
+
+        Raises:
+            RequestError: nobody said how to load it.
+            Exception: whatever loading raises; the network is then still away.
+        """
+        ...

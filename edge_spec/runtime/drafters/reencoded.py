@@ -50,10 +50,9 @@ class ReencodedDrafter(ModelDrafter):
         # Moving averages of what a proposal takes and brings.
         self._steps, self._brought = steps_per_token, 1.0
 
-    @property
-    def steps_per_token(self) -> float:
-        """Steps of the draft for a proposed token, as lately."""
-        return self._steps / self._brought
+    def steps(self, tokens: int, context: Context | None, branches: bool) -> float:
+        """Steps of the draft for so many proposed tokens, as lately."""
+        return tokens * self._steps / self._brought
 
     def chain_lengths(self, context: Context, branches: bool) -> tuple[int, ...]:
         """None: it looks at the text after each token."""
