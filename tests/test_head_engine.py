@@ -191,9 +191,7 @@ def test_calibration_measures_the_head_and_how_often_it_is_right(path: Path) -> 
     target, head = target_of(path), head_of(path)
     seen: list[str] = []
     vocabulary = read_head_vocabulary(open_bundle(path))
-    measured = calibrate(
-        target, None, PROMPT, lambda stage, done: seen.append(stage), vocabulary=vocabulary, head=head
-    )
+    measured = calibrate(target, None, PROMPT, lambda stage, done: seen.append(stage), vocabulary=vocabulary, head=head)
     assert measured.costs.draft_model is not None and "head" in seen
     assert len(measured.agreement) > 8 and all(0.0 < share <= 1.0 for share, _ in measured.agreement)
     assert target.cache.length == head.cache.length == 0
