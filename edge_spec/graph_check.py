@@ -9,7 +9,7 @@ it, and anything else is refused before ONNX Runtime sees it. Graphs by way of o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -49,6 +49,24 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
     Raises:
         BundleError: it cannot be read, or is not what the exporter writes.
     """
+
+    def check(parsed: OnnxGraph) -> None:
+        if graph.via == "optimum":
+            if graph.selects:
+                raise GraphError("it is said to select tokens, which no graph by way of optimum does")
+            check_foreign_graph(parsed, record.architecture)
+        else:
+            GraphChecker(parsed, record, graph, bundle).run()
+
+    return checked_graph(bundle, graph, check)
+
+
+def checked_graph(bundle: Bundle, graph: GraphRecord, check: Callable[[OnnxGraph], None]) -> OnnxGraph:
+    """Read one graph of a bundle, check that its weights lie in the bundle, and what ``check`` does besides.
+
+    Raises:
+        BundleError: it cannot be read, or ``check`` raised GraphError.
+    """
     file = bundle.path / graph.path
     try:
         with open_plain(bundle.path, graph.path) as opened:
@@ -57,12 +75,7 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
             raise GraphError(f"it is longer than {LARGEST_GRAPH:,} bytes")
         parsed = read_graph(data)
         _check_weights(parsed, graph, bundle.manifest)
-        if graph.via == "optimum":
-            if graph.selects:
-                raise GraphError("it is said to select tokens, which no graph by way of optimum does")
-            check_foreign_graph(parsed, record.architecture)
-        else:
-            _Checker(parsed, record, graph, bundle).run()
+        check(parsed)
         return parsed
     except GraphError as error:
         raise BundleError(f"{file} is no graph this edge-spec runs: {error}; export the bundle again.") from None
@@ -89,10 +102,11 @@ def _check_weights(parsed: OnnxGraph, graph: GraphRecord, manifest: Manifest) ->
             raise GraphError(f"its weights use the bytes of {place.location} again and again")
 
 
-class _Checker:
-    """Walks through the nodes of one graph."""
+class GraphChecker:
+    """Walks through the nodes of one graph, of a decoder unless a subclass says otherwise."""
 
     def __init__(self, parsed: OnnxGraph, record: ModelRecord, graph: GraphRecord, bundle: Bundle) -> None:
+        """Check what was read of one of the bundle's graphs, by what its manifest says of the model."""
         manifest = bundle.manifest
         self._parsed = parsed
         self.facts = record.architecture
@@ -109,14 +123,14 @@ class _Checker:
         speech = manifest.draft_vocabulary
         names_columns = self.steps > 1 and speech is not None and speech.names_columns
         self.column_ids = np.frombuffer(bundle.draft_ids(), "<u4").astype("<i8").tobytes() if names_columns else b""
-        self._rules = RULES if self.steps == 1 else draft_chain_rules(self.steps)
+        self.rules = RULES if self.steps == 1 else draft_chain_rules(self.steps)
         self._kinds: dict[str, str] = {}
         self._values: dict[str, Declared] = {}
         self._names: dict[int, str] = {}
 
     def run(self) -> None:
         """Raise GraphError unless everything fits."""
-        parsed, inputs = self._parsed, self._contract_inputs()
+        parsed, inputs = self._parsed, self.contract_inputs()
         if dict(parsed.opsets) != _OPSETS:
             raise GraphError(f"its operator sets are {dict(parsed.opsets)}, expected {_OPSETS}")
         if dict(parsed.inputs) != inputs:
@@ -129,7 +143,7 @@ class _Checker:
         for node in parsed.nodes:
             self._apply(node)
         _check_workspace(parsed.nodes, self._values)
-        outputs = self._contract_outputs()
+        outputs = self.contract_outputs()
         computed = {name: self._values.get(name) for name in outputs}
         for found in (dict(parsed.outputs), computed):
             if found != outputs:
@@ -162,7 +176,7 @@ class _Checker:
 
     def _apply(self, node: Node) -> None:
         where = f"node {node.kind!r} ({', '.join(node.outputs)[:60]})"
-        rule = self._rules.get((node.domain, node.kind))
+        rule = self.rules.get((node.domain, node.kind))
         if rule is None:
             raise GraphError(f"{where} is of a kind that the exporter never writes")
         attributes: dict[str, int | float | str] = {}
@@ -198,7 +212,8 @@ class _Checker:
             raise GraphError(f"two values are called {name!r}")
         self._values[name] = value
 
-    def _contract_inputs(self) -> dict[str, Declared]:
+    def contract_inputs(self) -> dict[str, Declared]:
+        """The inputs that the graph must have."""
         if self.steps > 1:
             return {
                 "input_ids": Declared(INT64, (1, "rows")),
@@ -206,7 +221,7 @@ class _Checker:
                 "total_sequence_length": Declared(INT32, ()),
                 "inverse_temperature": Declared(FLOAT, (1,)),
                 "noise": Declared(FLOAT, (self.steps, NOISE_COLUMNS)),
-                **self._caches("past_key_values"),
+                **self.caches("past_key_values"),
             }
         bias = {
             "tree_bias": Declared(self.float, (1, 1, "rows", "rows")),
@@ -219,10 +234,11 @@ class _Checker:
             "total_sequence_length": Declared(INT32, ()),
             **(bias if self.tree else {}),
             "logit_rows": Declared(INT64, ("logit_rows",)),
-            **self._caches("past_key_values"),
+            **self.caches("past_key_values"),
         }
 
-    def _contract_outputs(self) -> dict[str, Declared]:
+    def contract_outputs(self) -> dict[str, Declared]:
+        """The outputs that the graph must have."""
         most = min(SELECTED_TOKENS, self.columns)
         selected = {
             "top_logits": Declared(FLOAT, (1, "logit_rows", most)),
@@ -233,14 +249,15 @@ class _Checker:
             chosen = (1, self.steps)
             outputs = {"draft_ids": Declared(INT64, chosen), "draft_shares": Declared(FLOAT, chosen)}
             for step in range(self.steps):
-                outputs |= self._caches(f"present.{step}")
+                outputs |= self.caches(f"present.{step}")
             return outputs
         logits = Declared(FLOAT, (1, "logit_rows", self.facts.logits_size))
         stream = Declared(self.float, (1, "rows", self.facts.hidden_size))
         taps = {tap_name(tap): stream for tap in self._taps}
-        return {"logits": logits, **(selected if self.selects else {}), **self._caches("present"), **taps}
+        return {"logits": logits, **(selected if self.selects else {}), **self.caches("present"), **taps}
 
-    def _caches(self, prefix: str) -> dict[str, Declared]:
+    def caches(self, prefix: str) -> dict[str, Declared]:
+        """Keys and values of all layers."""
         names = (f"{prefix}.{layer}.{part}" for layer in range(self.facts.layers) for part in ("key", "value"))
         return dict.fromkeys(names, self.cache)
 
