@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from head_checkpoints import eagle3_tensors, llama_config, save_head
 
 from edge_spec.bundle import read_manifest
 from edge_spec.export import export_pair
 from edge_spec.export.add_head import add_head
+from head_checkpoints import eagle3_tensors, llama_config, save_head
 
 ROOT = Path(__file__).parent.parent
 
