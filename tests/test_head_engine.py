@@ -48,7 +48,7 @@ def path(tiny_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def engine(path: Path) -> Iterator[Engine]:
-    with edge_spec.load(path, threads=1, conversations=3) as loaded:
+    with edge_spec.load(path, threads=1, conversations=8) as loaded:
         yield loaded
 
 
