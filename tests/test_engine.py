@@ -524,7 +524,7 @@ def test_a_bad_option_is_refused(writer_path: Path, options: dict[str, Any], rea
 
 def test_without_a_draft_the_model_drafter_is_refused_and_auto_makes_do(tiny_bundle: Bundles) -> None:
     with edge_spec.load(tiny_bundle(recipe="fp32")) as engine:
-        assert engine.drafters == ("suffix", "recycling", "lookup", "composite")
+        assert engine.drafters == ("suffix", "recycling", "lookup", "free", "composite")
         with pytest.raises(RequestError, match="'model', expected one of .* This bundle has no draft model"):
             engine.generate([1, 2], speculation="model")
         origins = {origin for chunk in engine.stream([1, 2] * 9, max_new_tokens=40) for origin in chunk.origins}

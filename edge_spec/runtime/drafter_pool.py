@@ -29,7 +29,8 @@ _USUAL_CHAIN = 8
 class DrafterPool:
     """All drafters by name.
 
-    ``"auto"`` uses those that cost next to nothing and the draft model, as the controller sees fit. ``"composite"`` is
+    ``"auto"`` uses those that cost next to nothing and the draft model, as the controller sees fit. ``"free"`` is the
+    same without the draft model or the head. ``"composite"`` is
     the same drafters as one, for a fixed number of tokens.
     """
 
@@ -73,7 +74,7 @@ class DrafterPool:
     @property
     def names(self) -> tuple[str, ...]:
         """What a request may choose by name."""
-        return (*(drafter.name for drafter in self._all()), "composite")
+        return (*(drafter.name for drafter in self._all()), "free", "composite")
 
     def __getitem__(self, name: str) -> Drafter:
         """The drafter of this name. Raises KeyError if there is none."""
@@ -154,7 +155,7 @@ class DrafterPool:
         """What a request asks for.
 
         Args:
-            name: ``"auto"``, ``"off"`` or the name of a drafter.
+            name: ``"auto"``, ``"free"``, ``"off"`` or the name of a drafter.
             max_draft: most tokens a round. Together with the name of a drafter, it is what every round drafts;
                 otherwise the controller decides.
             branches: whether proposals may be trees.
@@ -179,10 +180,12 @@ class DrafterPool:
         if name == "off" or max_draft == 0:
             return None
         free, model = [*own.values(), *self._free], self._model
-        if name not in ("auto", "composite"):
+        if name == "free":
+            model = None
+        elif name not in ("auto", "composite"):
             chosen = own[name] if name in own else self[name]
             free, model = ([], self._model) if chosen is self._model else ([chosen], None)
-        if name == "auto" or max_draft is None:
+        if name in ("auto", "free") or max_draft is None:
             most = widest if max_draft is None else min(max_draft, widest)
             return Controller(
                 self._costs,
