@@ -67,7 +67,7 @@ def write_head(
         heads = MedusaCheckpoint(head_folder, manifest.target.architecture)
         record = write_medusa(heads, manifest, folder / GRAPH, folder / WEIGHTS, recipe, progress)
     else:
-        head = read_head(head_folder, manifest, taps)
+        head = read_head(head_folder, manifest, taps, target.final_norm())
         progress("export head", 1, 3)
         record = _write(folder, head, target, recipe)
     progress("export head", 2, 3)
