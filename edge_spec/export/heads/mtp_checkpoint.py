@@ -161,9 +161,7 @@ def _refuse_other_kinds(config: Metadata, manifest: Manifest) -> None:
         raise UnsupportedError(f"{config.where}: 'attn_output_gate' is set, gated attention, which is not supported")
     family = next((family for family in FAMILIES if family.name == manifest.target.architecture.family), None)
     if family is not None and family.multipliers:
-        raise UnsupportedError(
-            f"{config.where}: a {family.name} scales its logits, which a layer beside it cannot know"
-        )
+        raise UnsupportedError(f"{config.where}: a {family.name} scales its logits, which such a layer does not")
 
 
 def _refuse_more_layers(tensors: HeadTensors, layout: _Layout, more: Sequence[str]) -> None:
@@ -172,8 +170,7 @@ def _refuse_more_layers(tensors: HeadTensors, layout: _Layout, more: Sequence[st
     for name in tensors.names():
         if not name.startswith((layout.layer, *more)) and name not in layout.own:
             raise UnsupportedError(
-                f"{tensors.source}: the weights hold {name!r} beside the layer, which is not supported; supported is one "
-                "dense layer"
+                f"{tensors.source}: the weights hold {name!r} beside the layer, but supported is one dense layer"
             )
 
 
