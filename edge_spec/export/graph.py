@@ -11,8 +11,9 @@ from edge_spec.export.cache_scales import CacheScales
 from edge_spec.export.graph_attention import GraphAttention
 from edge_spec.export.graph_matrix import look_up, multiply
 from edge_spec.export.graph_selection import select
-from edge_spec.export.graph_tape import CONTRIB, GraphTape, describe
-from edge_spec.export.packing import PackedEmbedding, PackedLayer, PackedModel
+from edge_spec.export.graph_stream import ResidualStream
+from edge_spec.export.graph_tape import GraphTape, describe
+from edge_spec.export.packing import PackedModel
 from edge_spec.export.recipe import Device
 
 
@@ -71,15 +72,11 @@ class DecoderPass:
         """
         self._tape = tape
         self._facts = architecture
-        self._attention = attention
         self._model = model
         self._prefix = prefix
-        self._hidden = ids
-        # What the last sublayer added, not yet summed into the residual stream: the next norm fuses the sum.
-        self._pending: ir.Value | None = None
-        self._embed(model.embedding)
+        self._stream = ResidualStream(tape, architecture, attention, self._embed(ids), prefix)
         for index, layer in enumerate(model.layers):
-            self._add_layer(index, layer)
+            self._stream.add_layer(index, layer)
 
     def logits(self, rows: ir.Value | None, may_be_empty: bool = False) -> ir.Value:
         """Append the final norm and lm_head.
@@ -93,60 +90,15 @@ class DecoderPass:
         """
         tape, model = self._tape, self._model
         if rows is not None:
-            assert self._pending is not None  # a decoder has layers
-            summed = tape.op("Add", [self._hidden, self._pending])
-            self._hidden, self._pending = tape.op("Gather", [summed, rows], {"axis": 1}), None
-        normed = self._norm(model.final_norm, self._prefix + "final_norm")
+            self._stream.keep_rows(rows)
+        normed = self._stream.norm(model.final_norm, self._prefix + "final_norm")
         logits = multiply(tape, normed, model.lm_head, None, self._prefix + "lm_head", may_be_empty)
         return logits if tape.dtype == ir.DataType.FLOAT else tape.op("Cast", [logits], {"to": ir.DataType.FLOAT})
 
-    def _embed(self, embedding: PackedEmbedding) -> None:
+    def _embed(self, ids: ir.Value) -> ir.Value:
         """Turn the ids into the residual stream."""
-        self._hidden = look_up(self._tape, self._hidden, embedding)
-        if self._facts.embedding_scale != 1.0:
-            scale = self._tape.constant("embedding_scale", self._tape.number(self._facts.embedding_scale))
-            self._hidden = self._tape.op("Mul", [self._hidden, scale])
-
-    def _add_layer(self, index: int, layer: PackedLayer) -> None:
-        """Append decoder layer ``index``."""
-        tape, prefix = self._tape, f"{self._prefix}layers.{index}."
-        normed = self._norm(layer.input_norm, prefix + "input_norm")
-        qkv = multiply(tape, normed, layer.qkv, layer.qkv_bias, prefix + "qkv")
-        attended = self._attention.attend(qkv, layer, index)
-        update = multiply(tape, attended, layer.output, layer.output_bias, prefix + "output")
-        self._add(update, layer.post_attention_norm, prefix + "post_attention_norm")
-
-        normed = self._norm(layer.mlp_norm, prefix + "mlp_norm")
-        gate_up = multiply(tape, normed, layer.gate_up, layer.gate_up_bias, prefix + "gate_up")
-        gate, up = tape.multi("Split", [gate_up], {"axis": -1, "num_outputs": 2}, outputs=2)
-        activated = tape.op("Mul", [self._activate(gate), up])
-        update = multiply(tape, activated, layer.down, layer.down_bias, prefix + "down")
-        self._add(update, layer.post_mlp_norm, prefix + "post_mlp_norm")
-
-    def _norm(self, gain: ir.TensorProtocol, name: str) -> ir.Value:
-        """RMS norm of the residual stream, after summing into it what is pending."""
-        if self._pending is None:
-            return self._rms_norm(self._hidden, gain, name)
-        normed, _, _, self._hidden = self._tape.multi(
-            "SkipSimplifiedLayerNormalization",
-            [self._hidden, self._pending, self._tape.weight(gain)],
-            {"epsilon": self._facts.norm_epsilon},
-            outputs=4,
-            domain=CONTRIB,
-            name=name,
-        )
-        self._pending = None
-        return normed
-
-    def _add(self, update: ir.Value, gain: ir.TensorProtocol | None, name: str) -> None:
-        """Let a sublayer add to the residual stream, behind a norm of its own if its family has one."""
-        self._pending = update if gain is None else self._rms_norm(update, gain, name)
-
-    def _rms_norm(self, x: ir.Value, gain: ir.TensorProtocol, name: str) -> ir.Value:
-        attributes = {"epsilon": self._facts.norm_epsilon, "axis": -1}
-        return self._tape.op("RMSNormalization", [x, self._tape.weight(gain)], attributes, name=name)
-
-    def _activate(self, gate: ir.Value) -> ir.Value:
-        if self._facts.activation == "gelu_tanh":
-            return self._tape.op("Gelu", [gate], {"approximate": "tanh"})
-        return self._tape.op("Mul", [gate, self._tape.op("Sigmoid", [gate])])
+        hidden = look_up(self._tape, ids, self._model.embedding)
+        if self._facts.embedding_scale == 1.0:
+            return hidden
+        scale = self._tape.constant("embedding_scale", self._tape.number(self._facts.embedding_scale))
+        return self._tape.op("Mul", [hidden, scale])
