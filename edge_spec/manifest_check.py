@@ -23,6 +23,10 @@ _LONGEST_TEXT = 4096
 # Of the model, in one call of a graph that drafts.
 _MOST_STEPS = 16
 
+# Of a head that drafts a block at once: rows of the block, and rank of a bias by the token before.
+MOST_BLOCK = 64
+MOST_MARKOV_RANK = 4096
+
 # What layer classes can be stored as, and how many int4 weights can share a scale.
 _MATRIX_FORMATS = ("fp32", "fp16", "w8a8", "int4")
 _FORMATS = {
