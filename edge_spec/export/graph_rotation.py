@@ -12,17 +12,19 @@ from edge_spec.export.rotation import Rotation
 def rotated(tape: GraphTape, x: ir.Value, rotation: Rotation) -> ir.Value:
     """Rows [1, rows, size] times R, in the order of its factors: L (x diag(s) K) in pieces of the rows."""
     left, right, signs = _factors(tape, rotation)
-    pieces = _apart(tape, tape.op("Mul", [x, tape.constant("turn_signs", signs)]), rotation)
-    pieces = tape.op("MatMul", [pieces, tape.constant("turn_right", right)])
-    return _together(tape, tape.op("MatMul", [tape.constant("turn_left", left), pieces]), rotation)
+    size = len(signs)
+    pieces = _apart(tape, tape.op("Mul", [x, tape.constant(f"turn_signs.{size}", signs)]), rotation)
+    pieces = tape.op("MatMul", [pieces, tape.constant(f"turn_right.{size}", right)])
+    return _together(tape, tape.op("MatMul", [tape.constant(f"turn_left.{size}", left), pieces]), rotation)
 
 
 def unrotated(tape: GraphTape, x: ir.Value, rotation: Rotation) -> ir.Value:
     """Rows [1, rows, size] of a rotated stream times R transposed: its factors are orthogonal, or signs."""
     left, right, signs = _factors(tape, rotation)
-    pieces = tape.op("MatMul", [_apart(tape, x, rotation), tape.constant("unturn_right", right.T.copy())])
-    pieces = tape.op("MatMul", [tape.constant("unturn_left", left.T.copy()), pieces])
-    return tape.op("Mul", [_together(tape, pieces, rotation), tape.constant("turn_signs", signs)])
+    size = len(signs)
+    pieces = tape.op("MatMul", [_apart(tape, x, rotation), tape.constant(f"unturn_right.{size}", right.T.copy())])
+    pieces = tape.op("MatMul", [tape.constant(f"unturn_left.{size}", left.T.copy()), pieces])
+    return tape.op("Mul", [_together(tape, pieces, rotation), tape.constant(f"turn_signs.{size}", signs)])
 
 
 def _factors(tape: GraphTape, rotation: Rotation) -> tuple[np.ndarray, ...]:
@@ -30,10 +32,11 @@ def _factors(tape: GraphTape, rotation: Rotation) -> tuple[np.ndarray, ...]:
 
 
 def _apart(tape: GraphTape, x: ir.Value, rotation: Rotation) -> ir.Value:
-    left, right, _ = rotation.factors
-    return tape.op("Reshape", [x, tape.constant("turn_apart", np.array([0, 0, len(left), len(right)], np.int64))])
+    left, right, signs = rotation.factors
+    shape = np.array([0, 0, len(left), len(right)], np.int64)
+    return tape.op("Reshape", [x, tape.constant(f"turn_apart.{len(signs)}", shape)])
 
 
 def _together(tape: GraphTape, x: ir.Value, rotation: Rotation) -> ir.Value:
     size = len(rotation.factors[2])
-    return tape.op("Reshape", [x, tape.constant("turn_together", np.array([0, 0, size], np.int64))])
+    return tape.op("Reshape", [x, tape.constant(f"turn_together.{size}", np.array([0, 0, size], np.int64))])

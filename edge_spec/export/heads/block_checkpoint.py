@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 
-from edge_spec.errors import CheckpointError, PairError, UnsupportedError
+from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
-from edge_spec.export.checkpoint import Float32Array, require_finite
+from edge_spec.export.checkpoint import Float32Array
 from edge_spec.export.config_check import check_config
+from edge_spec.export.heads.head_folder import HeadFolder
+from edge_spec.export.heads.head_tensors import HeadTensors
 from edge_spec.export.huggingface_config import read_architecture
-from edge_spec.export.huggingface_folder import HuggingFaceFolder
 from edge_spec.export.metadata import Metadata
-from edge_spec.export.safetensors_file import SafetensorsFile
+from edge_spec.manifest import ArchitectureRecord, Manifest
 from edge_spec.manifest_check import MOST_BLOCK, MOST_MARKOV_RANK
 
 # What ``architectures`` names, and which of the two layouts that is.
@@ -75,99 +75,93 @@ class BlockFacts:
         return self.block_size - (self.kind == "dflash")
 
 
+def is_block_head(config: Metadata) -> bool:
+    """Whether a checkpoint is such a head, by what its ``config.json`` calls it."""
+    return _named(config) in ARCHITECTURES
+
+
 class BlockCheckpoint:
-    """A head that was trained for one target. Its tensors have the names of a Hugging Face checkpoint's.
+    """A head that was trained for the target of a bundle.
 
     Attributes:
         source: what it is called.
         facts: what it is made of.
         architecture: that of ``facts``.
+        tensors: by their names in the files.
     """
 
-    def __init__(self, folder: Path, target: Architecture, source: str | None = None) -> None:
+    def __init__(self, folder: HeadFolder, manifest: Manifest) -> None:
         """Read the configuration, and check that every tensor is there and that the head fits the target.
 
-        Args:
-            folder: where config.json and the weights lie.
-            target: sizes of the target.
-            source: what the head is called, if not by its folder.
-
         Raises:
-            CheckpointError: a file is missing, damaged or incomplete.
-            PairError: it was made for another target.
+            CheckpointError: something is missing, damaged or does not fit the target.
             UnsupportedError: it is another kind of network.
         """
-        self.source = str(folder) if source is None else source
-        self._folder = HuggingFaceFolder(folder)
-        self.facts = read_facts(self._folder.config, target)
+        self.source = folder.source
+        self.sha256 = folder.sha256
+        self.facts = read_facts(folder.config, manifest)
         self.architecture = self.facts.architecture
-        self._check_fit(target)
-        self._check_tensors()
+        prefix = "" if "fc.weight" in folder.tensors else "model."
+        self.tensors: HeadTensors = folder.tensors.under(prefix)
+        self._shapes = _shapes(self.facts)
+        _check_fit(self.source, self.facts, manifest.target.architecture)
+        for name, shape in self._shapes.items():
+            self.tensors.read_rows(name, 0, 1, *shape)  # whether it is there, and can be read
 
     def tensor(self, name: str) -> Float32Array:
-        """Return one tensor as float32. Raises CheckpointError if it is missing, cut short or not finite."""
-        shard, stored = self._find(name)
-        return require_finite(shard.rows(stored, 0, shard.tensors[stored].shape[0]), stored, str(shard.path))
+        """Return one tensor as float32. Raises CheckpointError if it is cut short or not finite."""
+        return self.tensors.read(name, *self._shapes[name])
 
     def rows(self, name: str, start: int, stop: int) -> Float32Array:
         """Return rows ``start:stop`` of one matrix as float32, reading no more than those."""
-        shard, stored = self._find(name)
-        return require_finite(shard.rows(stored, start, stop), stored, str(shard.path))
+        return self.tensors.read_rows(name, start, stop, *self._shapes[name])
 
-    def sha256(self) -> str:
-        """The hex digest of the weight files."""
-        return self._folder.sha256()
 
-    def _find(self, name: str) -> tuple[SafetensorsFile, str]:
-        for prefix in ("", "model."):
-            if prefix + name in self._folder.shards:
-                return self._folder.shards[prefix + name], prefix + name
-        raise CheckpointError(f"{self.source} lacks tensor {name!r}; download the head again")
-
-    def _check_fit(self, target: Architecture) -> None:
-        facts = self.facts
-        for name, own, theirs in (
-            ("hidden states of", facts.architecture.hidden_size, target.hidden_size),
-            ("a vocabulary of", facts.architecture.logits_size, target.logits_size),
-        ):
-            if own != theirs:
-                raise PairError(f"{self.source} is for {name} {own}, but the target has {theirs}; take its own head")
-        rows = target.embedding_rows or target.logits_size
-        if not 0 <= facts.mask_token < rows:
-            raise PairError(
-                f"{self.source} masks with token {facts.mask_token}, but the target's embedding has {rows} rows"
+def _check_fit(source: str, facts: BlockFacts, target: ArchitectureRecord) -> None:
+    """Raise CheckpointError unless a head was made for a target of these sizes."""
+    sizes = facts.architecture
+    for name, own, theirs in (
+        ("hidden states of", sizes.hidden_size, target.hidden_size),
+        ("a vocabulary of", sizes.logits_size, target.logits_size),
+    ):
+        if own != theirs:
+            raise CheckpointError(
+                f"{source} is for {name} {own}, but the target has {theirs}; is it a head for this target?"
             )
-        if facts.taps[-1] >= target.layers:
-            # What such a head was shown is the last layer's output behind the final norm, as transformers tells it.
-            raise PairError(
-                f"{self.source} reads what is behind layer {facts.taps[-1] - 1}; expected layers before the target's "
-                f"last, which is {target.layers - 1}"
-            )
-
-    def _check_tensors(self) -> None:
-        facts, sizes = self.facts, self.architecture
-        hidden, rank = sizes.hidden_size, facts.markov_rank
-        expected = tensor_shapes(replace(sizes, tied_embeddings=True))
-        del expected["embed_tokens.weight"]
-        expected["fc.weight"] = (hidden, len(facts.taps) * hidden)
-        expected["hidden_norm.weight"] = (hidden,)
-        if rank:
-            expected |= dict.fromkeys(
-                ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"), (sizes.logits_size, rank)
-            )
-        if facts.confidence:
-            expected["confidence_head.proj.weight"] = (1, hidden + (rank if facts.confidence_reads_token else 0))
-            expected["confidence_head.proj.bias"] = (1,)
-        for name, shape in expected.items():
-            shard, stored = self._find(name)
-            found = shard.tensors[stored].shape
-            if found != shape:
-                raise CheckpointError(f"{shard.path}: tensor {stored!r} has shape {found}, expected {shape}")
-            shard.require_readable(stored)
+    if facts.mask_token >= target.readable_ids:
+        raise CheckpointError(
+            f"{source} masks with token {facts.mask_token}, but the target's embedding has {target.readable_ids} rows; "
+            "is it a head for this target?"
+        )
+    if facts.taps[-1] > target.layers:
+        raise CheckpointError(
+            f"{source} reads what layer {facts.taps[-1] - 1} gives, but the target's last is {target.layers - 1}; is "
+            "it a head for this target?"
+        )
+    if facts.taps[-1] == target.layers:
+        # What such a head was shown is behind the final norm, as transformers tells it.
+        raise UnsupportedError(f"{source} reads what the target's last layer gives, which is not supported")
 
 
-def read_facts(config: Metadata, target: Architecture) -> BlockFacts:
-    """Read what a ``config.json`` says of a head for a target of these sizes.
+def _shapes(facts: BlockFacts) -> dict[str, tuple[int, ...]]:
+    """Every tensor that is read, and its shape."""
+    sizes, rank = facts.architecture, facts.markov_rank
+    hidden = sizes.hidden_size
+    shapes = tensor_shapes(replace(sizes, tied_embeddings=True))
+    del shapes["embed_tokens.weight"]
+    shapes["fc.weight"] = (hidden, len(facts.taps) * hidden)
+    shapes["hidden_norm.weight"] = (hidden,)
+    if rank:
+        tables = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+        shapes |= dict.fromkeys(tables, (sizes.logits_size, rank))
+    if facts.confidence:
+        shapes["confidence_head.proj.weight"] = (1, hidden + (rank if facts.confidence_reads_token else 0))
+        shapes["confidence_head.proj.bias"] = (1,)
+    return shapes
+
+
+def read_facts(config: Metadata, manifest: Manifest) -> BlockFacts:
+    """Read what a ``config.json`` says of a head for the target of a bundle.
 
     Raises:
         CheckpointError: a value is missing, out of its range or contradicts another.
@@ -194,22 +188,26 @@ def read_facts(config: Metadata, target: Architecture) -> BlockFacts:
         taps=_taps(said),
         block_size=block_size,
         mask_token=said.integer("mask_token_id", minimum=0),
-        architecture=_architecture(config, target),
+        architecture=_architecture(config, manifest.context_length),
         markov_rank=rank,
         confidence=confidence,
         confidence_reads_token=reads_token,
     )
 
 
-def _kind(config: Metadata) -> Literal["dflash", "dspark"]:
+def _named(config: Metadata) -> str:
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else named
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    return name if isinstance(name, str) else ""
+
+
+def _kind(config: Metadata) -> Literal["dflash", "dspark"]:
+    if not is_block_head(config):
         raise UnsupportedError(
-            f"{config.where}: architectures is {str(named)[:100]}, expected one of {', '.join(ARCHITECTURES)} for a head "
-            "that drafts a block at once"
+            f"{config.where}: architectures is {str(config.get('architectures'))[:100]}, expected one of "
+            f"{', '.join(ARCHITECTURES)} for a head that drafts a block at once"
         )
-    return ARCHITECTURES[name]
+    return ARCHITECTURES[_named(config)]
 
 
 def _check_extras(
@@ -243,14 +241,13 @@ def _taps(said: Metadata) -> tuple[int, ...]:
     return tuple(layer + 1 for layer in listed)
 
 
-def _architecture(config: Metadata, target: Architecture) -> Architecture:
+def _architecture(config: Metadata, context: int) -> Architecture:
     """Sizes of the layers, which see all of what they are shown."""
-    if config.text("model_type", "qwen3") != "qwen3":
+    if config.text("model_type") != "qwen3":
         raise UnsupportedError(f"{config.where}: model_type is {config['model_type']!r}, expected 'qwen3'")
-    # Only the layers of the head look at the configuration, and they know no window.
     check_config(config)
     trained = config.integer("max_position_embeddings")
-    _, facts = read_architecture(config, min(trained, max(2, target.context_length)))
+    _, facts = read_architecture(config, min(trained, max(2, context)))
     if facts.window is not None:
         raise UnsupportedError(f"{config.where}: 'layer_types' names layers with a window, which is not supported")
     if facts.qkv_bias or facts.output_bias or facts.mlp_bias:

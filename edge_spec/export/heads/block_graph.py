@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edge_spec.export.architecture import Architecture
-from edge_spec.export.block_checkpoint import BlockFacts
+from edge_spec.export.heads.block_checkpoint import BlockFacts
 from edge_spec.export.graph_matrix import look_up, multiply
 from edge_spec.export.graph_rotation import rotated, unrotated
 from edge_spec.export.graph_stream import ResidualStream, rms_norm
@@ -42,6 +42,7 @@ class PackedBlockHead:
 
     Attributes:
         fc, hidden_norm: what makes a feature of a token's hidden states.
+        fc_rotation: how these are rotated before; ``None`` if they are not.
         layers: in their order.
         rotary: cos and sin [positions, head_size / 2] of its rotary embedding.
         norm: gain of the norm behind the layers.
@@ -51,6 +52,7 @@ class PackedBlockHead:
     """
 
     fc: PackedMatrix
+    fc_rotation: Rotation | None
     hidden_norm: ir.TensorProtocol
     layers: tuple[PackedBlockLayer, ...]
     rotary: Mapping[Rope, tuple[ir.TensorProtocol, ir.TensorProtocol]]
@@ -106,7 +108,8 @@ class _BlockGraph:
         """All of it."""
         tape, head, sizes = self._tape, self._head, self._sizes
         bias, block_positions = self._bias(), self._last_rows(self._positions, "block_positions")
-        fused = multiply(tape, self._taps, head.fc, None, "fc")
+        read = self._taps if head.fc_rotation is None else rotated(tape, self._taps, head.fc_rotation)
+        fused = multiply(tape, read, head.fc, None, "fc")
         features = rms_norm(tape, fused, head.hidden_norm, sizes.norm_epsilon, "hidden_norm")
         stream = ResidualStream(tape, sizes, None, self._embedded())
         for index, packed in enumerate(head.layers):
