@@ -104,7 +104,8 @@ def new_bundle(
 ) -> Iterator[tuple[Path, Callable[[Manifest], None]]]:
     """Give a temporary folder to fill and a function that seals it, so that ``output`` appears whole or not at all.
 
-    The function takes the manifest with ``files`` still empty, hashes every file and writes ``manifest.json``.
+    The function takes the manifest, hashes every file that is not among its ``files`` yet, and writes
+    ``manifest.json``. What is among them already was taken over, as it was, from a bundle that is there.
 
     Raises:
         BundleError: ``output`` exists and is in the way, the disk is full, or the folder is not writable.
@@ -165,11 +166,8 @@ def _read_small(folder: Path, name: str, limit: int) -> bytes:
 
 
 def _seal(folder: Path, manifest: Manifest) -> None:
-    files = {
-        file.relative_to(folder).as_posix(): FileRecord(file.stat().st_size, file_sha256(file))
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
+    names = (file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file())
+    files = {name: manifest.files.get(name) or _describe_file(folder / name) for name in names}
     complete = replace(manifest, files=files)
     try:
         check_manifest(complete)
@@ -184,6 +182,10 @@ def _seal(folder: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     folder.chmod(0o755)
+
+
+def _describe_file(file: Path) -> FileRecord:
+    return FileRecord(file.stat().st_size, file_sha256(file))
 
 
 def _refuse_occupied(path: Path, final: Path, overwrite: bool) -> None:

@@ -9,7 +9,7 @@ it, and anything else is refused before ONNX Runtime sees it. Graphs by way of o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -49,6 +49,24 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
     Raises:
         BundleError: it cannot be read, or is not what the exporter writes.
     """
+
+    def check(parsed: OnnxGraph) -> None:
+        if graph.via == "optimum":
+            if graph.selects:
+                raise GraphError("it is said to select tokens, which no graph by way of optimum does")
+            check_foreign_graph(parsed, record.architecture)
+        else:
+            GraphChecker(parsed, record, graph, bundle).run()
+
+    return read_checked(bundle, graph, check)
+
+
+def read_checked(bundle: Bundle, graph: GraphRecord, check: Callable[[OnnxGraph], None]) -> OnnxGraph:
+    """Read one graph of a bundle whose weights lie in the bundle too, and check it.
+
+    Raises:
+        BundleError: it cannot be read, or the check raises GraphError.
+    """
     file = bundle.path / graph.path
     try:
         with open_plain(bundle.path, graph.path) as opened:
@@ -57,12 +75,7 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
             raise GraphError(f"it is longer than {LARGEST_GRAPH:,} bytes")
         parsed = read_graph(data)
         _check_weights(parsed, graph, bundle.manifest)
-        if graph.via == "optimum":
-            if graph.selects:
-                raise GraphError("it is said to select tokens, which no graph by way of optimum does")
-            check_foreign_graph(parsed, record.architecture)
-        else:
-            _Checker(parsed, record, graph, bundle).run()
+        check(parsed)
         return parsed
     except GraphError as error:
         raise BundleError(f"{file} is no graph this edge-spec runs: {error}; export the bundle again.") from None
@@ -89,7 +102,7 @@ def _check_weights(parsed: OnnxGraph, graph: GraphRecord, manifest: Manifest) ->
             raise GraphError(f"its weights use the bytes of {place.location} again and again")
 
 
-class _Checker:
+class GraphChecker:
     """Walks through the nodes of one graph."""
 
     def __init__(self, parsed: OnnxGraph, record: ModelRecord, graph: GraphRecord, bundle: Bundle) -> None:

@@ -8,7 +8,7 @@ speaks of tensors only.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -91,10 +91,8 @@ def check_config(config: Metadata) -> None:
     config = Metadata(
         {**family.defaults, **{key: value for key, value in config.items() if value is not None}}, config.where
     )
-    _refuse_quantized(config)
-    for key, kind in _OTHER_KINDS.items():
-        if config.get(key):
-            raise UnsupportedError(f"{config.where}: {key!r} is {config[key]!r}, which asks for {kind}: not supported")
+    refuse_quantized(config)
+    refuse_other_kinds(config)
     for key in _NEVER_SET:
         if config.get(key) is not None:
             raise UnsupportedError(f"{config.where}: {key} is {config[key]!r}, which is not supported; expected null")
@@ -114,6 +112,13 @@ def check_config(config: Metadata) -> None:
             f"{config.where}: 'num_hidden_layers' is {layers!r}, but 'layer_types' has {len(listed)} entries, expected "
             f"one for each of {layers} layers"
         )
+
+
+def refuse_other_kinds(config: Metadata, allowed: Sequence[str] = ()) -> None:
+    """Raise UnsupportedError if a field, other than those allowed, asks for a kind of model that is not built."""
+    for key, kind in _OTHER_KINDS.items():
+        if config.get(key) and key not in allowed:
+            raise UnsupportedError(f"{config.where}: {key!r} is {config[key]!r}, which asks for {kind}: not supported")
 
 
 def _check_heads(config: Metadata, sizes: Mapping[str, int | None]) -> None:
@@ -226,7 +231,8 @@ def _size(config: Metadata, key: str) -> int | None:
     return size
 
 
-def _refuse_quantized(config: Metadata) -> None:
+def refuse_quantized(config: Metadata) -> None:
+    """Raise UnsupportedError if the weights are quantized."""
     for key in ("quantization_config", "compression_config"):
         stored = config.get(key)
         if not stored:

@@ -142,7 +142,7 @@ def export_model(
     return ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
-        architecture=_describe(facts),
+        architecture=describe_architecture(facts),
         recipe=recipe.to_dict(),
         integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
         graphs=tuple(graphs),
@@ -247,7 +247,8 @@ def _embed(checkpoint: Checkpoint, token_ids: npt.NDArray[np.int64]) -> Float32A
     return np.concatenate([checkpoint.rows("embed_tokens.weight", int(token), int(token) + 1) for token in token_ids])
 
 
-def _describe(facts: Architecture) -> ArchitectureRecord:
+def describe_architecture(facts: Architecture) -> ArchitectureRecord:
+    """What a manifest says of the sizes of a model."""
     return ArchitectureRecord(
         family=facts.family,
         layers=facts.layers,

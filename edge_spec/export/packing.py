@@ -32,7 +32,7 @@ Parts = dict[str, npt.NDArray[Any]]
 _ELEMENTS_AT_ONCE = 1 << 24
 
 # One row of the embedding is read for a token, so its scales cost no time.
-_INT8_BLOCK_SIZE = 32
+INT8_BLOCK_SIZE = 32
 
 _FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16}
 
@@ -196,7 +196,7 @@ class Packer:
         """Store the embedding [vocab, hidden]; where lm_head is tied and holds the same blocks, share its bytes."""
         storage = self._recipe.embedding
         vocab_size, hidden_size = shape
-        block_size = self._recipe.block_size if storage == "int4" else _INT8_BLOCK_SIZE
+        block_size = self._recipe.block_size if storage == "int4" else INT8_BLOCK_SIZE
         if tied_lm_head is not None and storage == tied_lm_head.format == "int4" and hidden_size % block_size == 0:
             weight = tied_lm_head.tensors["weight"]
             assert isinstance(weight, ir.ExternalTensor)  # everything packed lies in the weight file

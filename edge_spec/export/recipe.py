@@ -74,6 +74,9 @@ RECIPES = {
 # fewer scales are less to read.
 DEFAULT_RECIPES: dict[Device, tuple[str, str]] = {"cpu": ("w8a8", "int4-128"), "cuda": ("int4", "int4")}
 
+# Of heads that draft from the target's hidden states, which are small: what they lose in acceptance costs more.
+DEFAULT_HEAD_RECIPES: dict[Device, str] = {"cpu": "w8a8", "cuda": "fp16"}
+
 # CUDA's kernel for several rows takes blocks of one size.
 _CUDA_BLOCK_SIZE = 32
 _NOT_ON_CUDA = {"w8a8": "has no w8a8 kernel", "fp32": "computes attention in float16"}

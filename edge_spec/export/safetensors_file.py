@@ -23,6 +23,7 @@ from edge_spec.errors import CheckpointError, UnsupportedError
 _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
 _ITEM_BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 _ITEM_BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
+_INTEGERS: Mapping[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
 _READABLE: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 # Bytes. The format allows 100 MB; headers of real checkpoints have some hundred kilobytes.
 _LARGEST_HEADER = 32 << 20
@@ -80,20 +81,39 @@ class SafetensorsFile:
         tensor = self.tensors[name]
         self.require_readable(name)
         dtype, columns = _READABLE[tensor.dtype], math.prod(tensor.shape[1:])
-        count = (stop - start) * columns
-        try:
-            with self.path.open("rb") as file:
-                data = np.fromfile(file, dtype, count, offset=tensor.offset + start * columns * dtype.itemsize)
-        except OSError as error:
-            raise CheckpointError(f"cannot read {name!r} from {self.path}: {error.strerror or error}") from error
-        if data.size != count:
-            raise CheckpointError(f"{self.path} ends inside tensor {name!r}; download it again")
+        data = self._read(name, dtype, start * columns, (stop - start) * columns)
         if tensor.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             values: npt.NDArray[np.float32] = np.left_shift(data, 16, dtype=np.uint32).view(np.float32)
         else:
             values = data.astype(np.float32, copy=False)
         return values.reshape(stop - start, *tensor.shape[1:])
+
+    def integers(self, name: str) -> npt.NDArray[np.int64]:
+        """Return one tensor of whole numbers as int64.
+
+        Raises:
+            UnsupportedError: the elements are not I64 or I32.
+            CheckpointError: the file has become shorter or unreadable since it was opened.
+        """
+        tensor = self.tensors[name]
+        if tensor.dtype not in _INTEGERS:
+            raise UnsupportedError(
+                f"{self.path}: tensor {name!r} is stored as {tensor.dtype}, expected one of {', '.join(_INTEGERS)}"
+            )
+        data = self._read(name, _INTEGERS[tensor.dtype], 0, math.prod(tensor.shape))
+        return data.astype(np.int64).reshape(tensor.shape)
+
+    def _read(self, name: str, dtype: np.dtype[Any], start: int, count: int) -> npt.NDArray[Any]:
+        """Return some elements of a tensor as they are stored."""
+        try:
+            with self.path.open("rb") as file:
+                data = np.fromfile(file, dtype, count, offset=self.tensors[name].offset + start * dtype.itemsize)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {name!r} from {self.path}: {error.strerror or error}") from error
+        if data.size != count:
+            raise CheckpointError(f"{self.path} ends inside tensor {name!r}; download it again")
+        return data
 
     def require_readable(self, name: str) -> None:
         """Raise UnsupportedError if the elements of a tensor are not F32, F16 or BF16."""

@@ -1,0 +1,75 @@
+"""Adds a head to a bundle that is there already, or replaces the one it has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edge_spec.bundle import new_bundle, open_bundle, read_manifest
+from edge_spec.export.heads.head_folder import open_head_folder
+from edge_spec.export.heads.write_head import HEAD_FILES, write_head
+from edge_spec.export.pair import ExportReport
+from edge_spec.export.progress import Progress, silent
+from edge_spec.export.recipe import DEFAULT_HEAD_RECIPES, Recipe, find_recipe
+
+
+def add_head(
+    bundle: str | os.PathLike[str],
+    head: str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] | None = None,
+    recipe: str | Recipe | None = None,
+    taps: Sequence[int] | None = None,
+    overwrite: bool = False,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> ExportReport:
+    """Give a bundle a head, in place of any that it has; on any error the bundle is as it was.
+
+    The bundle is written anew beside itself and takes its own place when it is whole. What does not change is linked,
+    so it takes neither time nor space where the file system can do that.
+
+    Args:
+        bundle: folder of the bundle.
+        head: folder of the head's checkpoint, or its name on the hub.
+        output: folder of the new bundle; ``None`` for the bundle's own.
+        recipe: how the head is stored; ``None`` for the device's default.
+        taps: behind how many layers the head reads the target, in the order of its weights; ``None`` for what its
+            checkpoint says.
+        overwrite: replace another bundle that is already at ``output``.
+        offline: take what is named on the hub from its cache only.
+        progress: told how far it is.
+
+    Raises:
+        BundleError: there is no such bundle, or ``output`` is in the way or cannot be written.
+        CheckpointError: the head is missing, damaged or does not fit the target.
+        UnsupportedError: the head is of a kind that is not built.
+    """
+    opened = open_bundle(bundle, verify=False)
+    manifest, source = opened.manifest, opened.path
+    chosen = find_recipe(recipe or DEFAULT_HEAD_RECIPES[manifest.device], manifest.device)
+    checkpoint = open_head_folder(head, offline)
+    final = source if output is None else Path(output)
+    with new_bundle(final, overwrite or output is None) as (folder, seal):
+        kept = {name: record for name, record in manifest.files.items() if name not in HEAD_FILES}
+        for name in kept:
+            _take_over(source / name, folder / name)
+        written = write_head(folder, replace(manifest, head=None, files={}), checkpoint, chosen, taps, progress)
+        progress("seal", 0, 1)
+        changed = {graph.path for graph in manifest.target.graphs}
+        # Of what was only linked, the hashes are known.
+        seal(replace(written, files={name: record for name, record in kept.items() if name not in changed}))
+        progress("seal", 1, 1)
+    return ExportReport(final, read_manifest(final), ())
+
+
+def _take_over(source: Path, copy: Path) -> None:
+    """Put a file of a bundle into another one, without copying it if the file system allows."""
+    copy.parent.mkdir(exist_ok=True)
+    try:
+        os.link(source, copy)
+    except OSError:
+        shutil.copyfile(source, copy)
