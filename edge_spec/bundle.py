@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edge_spec.atomic_folder import new_folder, recover
 from edge_spec.errors import BundleError
-from edge_spec.manifest import CHAT_TEMPLATE, DRAFT_IDS, FORMAT, TOKENIZER, FileRecord, Manifest
+from edge_spec.manifest import CHAT_TEMPLATE, DRAFT_IDS, FORMAT, HEAD_IDS, TOKENIZER, FileRecord, Manifest
 from edge_spec.manifest_check import LARGEST_MANIFEST, LARGEST_TEXT, check_manifest
 from edge_spec.plain_file import NotPlainError, file_sha256, file_size, open_plain, sha256_of
 
@@ -41,6 +41,10 @@ class Bundle:
     def draft_ids(self) -> bytes:
         """Return the contents of ``draft/ids.bin``. Raises BundleError if it cannot be read."""
         return _read_small(self.path, DRAFT_IDS, self.manifest.files[DRAFT_IDS].bytes)
+
+    def head_ids(self) -> bytes:
+        """Return the contents of ``target/head.ids.bin``. Raises BundleError if it cannot be read."""
+        return _read_small(self.path, HEAD_IDS, self.manifest.files[HEAD_IDS].bytes)
 
     def chat_template(self) -> str | None:
         """Return the chat template's source, or ``None`` if the model has none.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from edge_spec.block_rules import block_inputs, block_outputs, block_rules
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
 from edge_spec.graph_check import GraphChecker, read_checked
@@ -16,10 +19,10 @@ def check_head_graph(bundle: Bundle, head: HeadRecord) -> OnnxGraph:
     Raises:
         BundleError: it cannot be read, or is not what the exporter writes.
     """
-    if head.kind != "medusa":
+    if head.kind not in _CHECKERS:
         raise BundleError(f"{bundle.path} has a head of kind {head.kind!r}, which this edge-spec does not run.")
-    record = head.model
-    return read_checked(bundle, record.graphs[0], lambda parsed: _MedusaChecker(parsed, head, bundle).run())
+    checker = _CHECKERS[head.kind]
+    return read_checked(bundle, head.model.graphs[0], lambda parsed: checker(parsed, head, bundle).run())
 
 
 class _MedusaChecker(GraphChecker):
@@ -35,3 +38,34 @@ class _MedusaChecker(GraphChecker):
 
     def _contract_outputs(self) -> dict[str, Declared]:
         return medusa_outputs(self._heads, self.facts.logits_size)
+
+
+class _BlockChecker(GraphChecker):
+    """Walks through the nodes of a graph of a head that drafts a block at once."""
+
+    def __init__(self, parsed: OnnxGraph, head: HeadRecord, bundle: Bundle) -> None:
+        super().__init__(parsed, head.model, head.model.graphs[0], bundle)
+        self._head = head
+        self._rules = block_rules(head.block_size)
+
+    def counts_rows(self, size: int | str) -> bool:
+        """Whether a dimension is rows of one kind or another."""
+        return size in ("rows", "key_rows", "tap_rows", "logit_rows", self._head.block_size)
+
+    def names_rows(self, value: Declared | None) -> bool:
+        """Whether an input of the node at hand is the ids of the block, which the embedding has."""
+        return self.kind(value) == "Concat"
+
+    def _contract_inputs(self) -> dict[str, Declared]:
+        given = block_inputs(self.facts, len(self._head.taps), self.float)
+        return {**given, **self._caches("past_key_values")}
+
+    def _contract_outputs(self) -> dict[str, Declared]:
+        return {**block_outputs(self.facts, self._head.confidence), **self._caches("present")}
+
+
+_CHECKERS: dict[str, Callable[[OnnxGraph, HeadRecord, Bundle], GraphChecker]] = {
+    "medusa": _MedusaChecker,
+    "dflash": _BlockChecker,
+    "dspark": _BlockChecker,
+}

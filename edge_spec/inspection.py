@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_spec.byte_size import size_text
-from edge_spec.manifest import CHAT_TEMPLATE, ArchitectureRecord, CacheType, FileRecord, Manifest, ModelRecord
+from edge_spec.manifest import (
+    CHAT_TEMPLATE,
+    ArchitectureRecord,
+    CacheType,
+    FileRecord,
+    HeadRecord,
+    Manifest,
+    ModelRecord,
+)
 
 _LABEL = 17
 _CACHE_ITEM_BYTES: dict[CacheType, int] = {"float32": 4, "float16": 2, "int8": 1}
@@ -23,6 +31,8 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
         lines += [*_fields(_model(draft, manifest)), *_fields(_speech(draft, manifest))]
     if not manifest.drafts:
         lines += ["", "draft: none"]
+    if manifest.head is not None:
+        lines += ["", f"head: {manifest.head.model.source}", *_fields(_head(manifest.head, manifest))]
     lines += ["", "files:"]
     lines += _files(manifest.files)
     return "\n".join(map(printable, lines))
@@ -74,6 +84,15 @@ def _model(model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "graph", f"{graph.path}, {does}, KV cache in {graph.kv}{via}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
+
+
+def _head(head: HeadRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "design", head.kind
+    behind = ", ".join(map(str, head.taps))
+    yield "reads", f"the target's hidden states behind {behind} of its {manifest.target.architecture.layers} layers"
+    proposed = f"{head.model.architecture.logits_size:,} of the target's ids" if head.names_columns else "any id"
+    yield "proposes", f"{proposed}, {'a token' if head.tokens == 1 else f'{head.tokens} tokens'} a call"
+    yield from _model(head.model, manifest)
 
 
 def _positions(facts: ArchitectureRecord) -> Iterator[str]:

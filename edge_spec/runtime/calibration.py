@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.runtime.call_timer import CallTimer, Clock
+from edge_spec.runtime.call_timer import CallTimer, Clock, TimedNetwork
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
+from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.logit_rows import LogitRows, likeliest_of, top_of
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.timed_head import TimedHead
 
 # Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
 TEXT = "The library in our town opens at nine in the morning. On Saturdays it"
@@ -49,8 +51,8 @@ class Calibration:
 
     Attributes:
         costs: of both models' calls.
-        agreement: for every token of a short text that the target wrote, the probability of the draft model's
-            likeliest token, and whether that was the target's. Empty without a draft model.
+        agreement: for every token of a short text that the target wrote, the probability of the draft model's or the
+            head's likeliest token, and whether that was the target's. Empty without either.
     """
 
     costs: Costs
@@ -79,6 +81,7 @@ def calibrate(
     most_rows: int = _TARGET_ROWS[-1],
     vocabulary: DraftVocabulary | None = None,
     draft_tokens: Sequence[int] | None = None,
+    head: HeadModel | None = None,
 ) -> Calibration:
     """Measure a pair.
 
@@ -92,8 +95,10 @@ def calibrate(
         progress: told the stage and which share of it is done.
         clock: seconds.
         most_rows: rows of the widest call that a round can have.
-        vocabulary: what the columns of the draft's logits stand for; ``None`` for the target's ids, one by one.
+        vocabulary: what the columns of the draft's or the head's logits stand for; ``None`` for the target's ids, one
+            by one.
         draft_tokens: the short text in the draft's own tokens, if those are not the target's. Then it is not compared.
+        head: in place of a draft; its cache is emptied. The target then tells the hidden states that it reads.
     """
     report = progress or (lambda stage, done: None)
     text = list(tokens[: min(_TEXT_TOKENS, max(1, target.context // 4))]) or [0]
@@ -102,6 +107,9 @@ def calibrate(
         costs, overhead = _measure_target(target, text, most_rows, report, clock)
     finally:
         target.cache.rollback(0)
+    if head is not None:
+        head_costs, agreement = _measure_head(target, head, text, start, vocabulary or DraftVocabulary(), report, clock)
+        return Calibration(Costs(costs, head_costs, overhead), agreement)
     if draft is None:
         return Calibration(Costs(costs, None, overhead))
     try:
@@ -111,7 +119,7 @@ def calibrate(
             agreement = ()
             draft.cache.rollback(0)
             draft.prefill(list(draft_tokens[: draft.context // 2]) or [0])
-        draft_costs, chain_step = _measure_draft(draft, report, clock)
+        draft_costs, chain_step = _measure_draft(draft, "draft model", report, clock)
     finally:
         draft.cache.rollback(0)
     return Calibration(Costs(costs, draft_costs, overhead, chain_step), agreement)
@@ -193,7 +201,36 @@ def _compared(rows: LogitRows, row: int, token: int, vocabulary: DraftVocabulary
     return 1.0 / float(np.exp(logits - highest).sum()), vocabulary.id_of(int(logits.argmax())) == token
 
 
-def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCosts, float]:
+def _measure_head(
+    target: Model,
+    head: HeadModel,
+    text: Sequence[int],
+    start: int,
+    vocabulary: DraftVocabulary,
+    report: Progress,
+    clock: Clock,
+) -> tuple[CallCosts, tuple[tuple[float, bool], ...]]:
+    """Let the head read ``text``, compare its guesses for the tokens from ``start`` on, and time its calls."""
+    taps = target.cache.taps
+    assert taps is not None  # the target was loaded for a head
+    text = text[: min(head.context // 2, taps.limit)]
+    pairs = []
+    try:
+        target.prefill(text)
+        head.cache.rollback(0)
+        for first in range(0, len(text) - 2, COMPARED_ROWS):
+            stop = min(first + COMPARED_ROWS, len(text) - 2)  # the row of token p is about token p + 2
+            logits, _ = head.forward(text[first + 1 : stop + 1], range(stop - first), taps=taps.read(first, stop))
+            told = enumerate(text[first + 2 : stop + 2])
+            pairs += [_compared(logits, row, token, vocabulary) for row, token in told if first + row + 2 >= start]
+        costs, _ = _measure_draft(TimedHead(head), "head", report, clock)
+    finally:
+        target.cache.rollback(0)
+        head.cache.rollback(0)
+    return costs, tuple(pairs)
+
+
+def _measure_draft(draft: TimedNetwork, name: str, report: Progress, clock: Clock) -> tuple[CallCosts, float]:
     """Time steps and catching up after the tokens in the draft's cache.
 
     Returns:
@@ -217,7 +254,7 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCo
     for turn in range(_MOST_TURNS):
         if clock() - started > _ENOUGH_DRAFT_SECONDS:
             break
-        report("draft model", turn / _MOST_TURNS)
+        report(name, turn / _MOST_TURNS)
         step()
         for rows in widths:
             timer.call(rows, (rows - 1,))
@@ -231,11 +268,11 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCo
         if turn == 0 and length + CHUNK_ROWS <= draft.context:
             timer.call(CHUNK_ROWS, ())
             step()
-    report("draft model", 1.0)
+    report(name, 1.0)
     return CallCosts(timer.curve()), timer.chain_step
 
 
-def _far(model: Model) -> tuple[int, tuple[int, ...]]:
+def _far(model: TimedNetwork) -> tuple[int, tuple[int, ...]]:
     """The long past that fits the context, and the row counts to measure with it."""
     past = min(_FAR_PAST, model.context - _FAR_ROWS[-1])
     return past, _FAR_ROWS if past >= _LEAST_FAR_PAST else ()

@@ -11,24 +11,26 @@ import onnx_ir as ir
 
 from edge_spec.export.graph_tape import compute_type
 from edge_spec.export.graph_taps import set_taps
+from edge_spec.export.heads.block_checkpoint import BlockCheckpoint, is_block_head
 from edge_spec.export.heads.head_folder import HeadFolder
 from edge_spec.export.heads.open_head import read_head
 from edge_spec.export.heads.recurrent_graph import build_head_graph
 from edge_spec.export.heads.recurrent_head import RecurrentHead
 from edge_spec.export.heads.recurrent_packing import pack_head
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
+from edge_spec.export.heads.write_block_head import write_block_head
 from edge_spec.export.model import describe_architecture
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import open_weight_file
-from edge_spec.manifest import HEAD_IDS, GraphRecord, HeadRecord, Manifest, ModelRecord
+from edge_spec.manifest import HEAD_IDS, HEAD_MARKOV, GraphRecord, HeadRecord, Manifest, ModelRecord
 from edge_spec.processor import integer_products_saturate
 
 GRAPH, WEIGHTS = "target/head.onnx", "target/head.onnx.data"
 
 # Every file of a head, whatever its kind.
-HEAD_FILES = (GRAPH, WEIGHTS, HEAD_IDS)
+HEAD_FILES = (GRAPH, WEIGHTS, HEAD_IDS, HEAD_MARKOV)
 
 
 def write_head(
@@ -59,16 +61,26 @@ def write_head(
         UnsupportedError: it is of a kind that is not built.
     """
     progress("export head", 0, 3)
-    head = read_head(head_folder, manifest, taps)
-    progress("export head", 1, 3)
-    for name in HEAD_FILES:
-        (folder / name).unlink(missing_ok=True)
     target = TargetOfBundle(folder, manifest)
-    record = _write(folder, head, target, recipe)
-    progress("export head", 2, 3)
-    told = _tell_taps(folder, target, head.taps)
+    if is_block_head(head_folder.config):
+        block = BlockCheckpoint(head_folder, manifest)
+        _clear(folder)
+        record = write_block_head(folder, (GRAPH, WEIGHTS), block, target, recipe, progress)
+    else:
+        head = read_head(head_folder, manifest, taps)
+        progress("export head", 1, 3)
+        _clear(folder)
+        record = _write(folder, head, target, recipe)
+        progress("export head", 2, 3)
+    told = _tell_taps(folder, target, record.taps)
     progress("export head", 3, 3)
     return replace(manifest, target=replace(manifest.target, graphs=told), head=record)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of another head."""
+    for name in HEAD_FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _write(folder: Path, head: RecurrentHead, target: TargetOfBundle, recipe: Recipe) -> HeadRecord:

@@ -52,7 +52,7 @@ def propose_block(
             vocabulary = DraftVocabulary(columns, logits.shape[1])
         confidence = None if scores is None else _probability(float(scores[place]), markov, before)
         try:
-            candidates, law = choose(context, [*prefix, *chain], row, budget.branches, vocabulary)
+            candidates, law = choose(context, [*prefix, *chain], row, budget.branches, vocabulary, name="head")
         except LogitsError:
             break
         candidates = [(token, _of_head(reason, confidence)) for token, reason in candidates]
@@ -76,5 +76,5 @@ def _probability(score: float, markov: MarkovBias | None, before: int) -> float:
 
 def _of_head(reason: Evidence, confidence: float | None) -> Evidence:
     """What speaks for a token, by the head's confidence in its place, or else by its probability."""
-    _, kind, rank, bucket = reason
-    return ("head", kind, rank, bucket if confidence is None or rank else bisect(EDGES, confidence))
+    *broad, rank, _ = reason
+    return reason if confidence is None or rank else (*broad, rank, bisect(EDGES, confidence))
