@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from head_checkpoints import Tensors, eagle3_tensors, llama_config, rms_norm, run_layer, save_head, speculators
+from head_graph import HeadGraph
 from torch import Tensor
 
 from edge_spec.bundle import open_bundle
 from edge_spec.export.add_head import add_head
 from edge_spec.manifest import HEAD_IDS
 from edge_spec.runtime.model import Model
-from head_checkpoints import Tensors, eagle3_tensors, llama_config, rms_norm, run_layer, save_head, speculators
-from head_graph import HeadGraph
 from tiny_models import SIZES, TOKENS, random_model, save_checkpoint
 
 HIDDEN, VOCABULARY, LAYERS = SIZES["hidden_size"], SIZES["vocab_size"], 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,15 @@ from hypothesis import strategies as st
 from medusa_heads import ReferenceHeads, random_heads, save_heads
 
 from edge_spec.bundle import Bundle, new_bundle, open_bundle
-from edge_spec.errors import BundleError, CheckpointError, EdgeSpecError, PairError, ProviderError, UnsupportedError
+from edge_spec.errors import BundleError, CheckpointError, EdgeSpecError, ProviderError, UnsupportedError
 from edge_spec.export import export_pair
-from edge_spec.export.checkpoint import open_checkpoint
-from edge_spec.export.medusa import export_medusa
-from edge_spec.export.medusa_checkpoint import MedusaCheckpoint
+from edge_spec.export.add_head import add_head
+from edge_spec.export.heads.head_folder import open_head_folder
+from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint
+from edge_spec.export.heads.write_medusa import write_medusa
+from edge_spec.export.progress import silent
 from edge_spec.export.recipe import RECIPES
+from edge_spec.manifest import HEAD_IDS
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
 from edge_spec.runtime.drafters.medusa import MedusaDrafter
 from edge_spec.runtime.drafters.protocol import Budget
@@ -43,7 +47,7 @@ CPU = ["CPUExecutionProvider"]
 class Pair:
     """A target with heads, exported; and both as torch has them.
 
-    The heads' lm_heads are fitted to texts of the target, so that now and then they are right.
+    Where they are fitted, the heads' lm_heads are made of texts of the target, so that now and then they are right.
     """
 
     def __init__(
@@ -52,9 +56,10 @@ class Pair:
         self.target = random_model(family, seed=5, **changes)
         self.checkpoint = save_checkpoint(folder / "target", self.target, eos=None)
         self.tensors = random_heads(HEADS, LAYERS, HIDDEN, VOCAB)
-        self._fit()
+        if fitted:
+            self._fit()
         self.heads = save_heads(folder / "heads", self.tensors, medusa_num_heads=HEADS, medusa_num_layers=LAYERS)
-        self.bundle = with_heads(self.checkpoint, self.heads, folder / "bundle", recipe, ids)
+        self.bundle = with_heads(self.checkpoint, self.heads, folder / "bundle")
 
     def states(self, tokens: list[int]) -> torch.Tensor:
         """Hidden states behind the target's final norm, float32 [tokens, hidden]."""
@@ -64,14 +69,6 @@ class Pair:
     def reference(self, tokens: list[int]) -> np.ndarray:
         """What the heads say behind each token, float32 [heads, tokens, vocab]."""
         return ReferenceHeads(self.tensors, HEADS, LAYERS)(self.states(tokens))
-
-    def load(self) -> tuple[Model, MedusaHeads, DraftVocabulary]:
-        bundle, head = self.bundle, self.bundle.manifest.head
-        assert head is not None
-        target = Model(bundle, bundle.manifest.target, CPU, 160, True, threads=1, taps=head.taps)
-        ids = (bundle.path / "target" / "head.ids.bin") if head.names_columns else None
-        vocabulary = WHOLE if ids is None else DraftVocabulary(np.fromfile(ids, "<u4").astype(np.int64), TOKENS)
-        return target, MedusaHeads(bundle, head, CPU, threads=1), vocabulary
 
     def _fit(self) -> None:
         """Head h is asked after token p for what the target says behind token p + 1 + h."""
@@ -91,27 +88,39 @@ class Pair:
             self.tensors[f"{head}.{LAYERS}.weight"] = torch.tensor(fitted.T)
 
 
-def with_heads(checkpoint: Path, heads: Path, output: Path, recipe: str = "fp32", ids: Any = None) -> Bundle:
-    """Export a target, and heads beside it."""
-    source = open_checkpoint(checkpoint)
-    layers = source.architecture.layers
-    alone = export_pair(checkpoint, None, output.with_suffix(".alone"), recipe=recipe, taps=(layers,), check=False)
+def load(bundle: Bundle) -> tuple[Model, MedusaHeads, DraftVocabulary]:
+    head = bundle.manifest.head
+    assert head is not None
+    target = Model(bundle, bundle.manifest.target, CPU, 160, True, threads=1, taps=head.taps)
+    ids = np.fromfile(bundle.path / HEAD_IDS, "<u4").astype(np.int64) if head.names_columns else None
+    vocabulary = WHOLE if ids is None else DraftVocabulary(ids, TOKENS)
+    return target, MedusaHeads(bundle, head, CPU, threads=1), vocabulary
+
+
+def with_heads(checkpoint: Path, heads: Path, output: Path, recipe: str = "fp32") -> Bundle:
+    """Export a target, and add heads to it."""
+    export_pair(checkpoint, None, output, recipe=recipe, check=False)
+    add_head(output, heads, recipe=recipe)
+    return open_bundle(output)
+
+
+def trimmed(bundle: Bundle, heads: Path, ids: np.ndarray, output: Path) -> Bundle:
+    """The bundle with heads that propose some ids only."""
     with new_bundle(output) as (folder, seal):
-        for name in alone.manifest.files:
+        for name in bundle.manifest.files:
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes((alone.path / name).read_bytes())
-        found = MedusaCheckpoint(heads, source.architecture)
-        target = alone.manifest.target.architecture
-        record = export_medusa(
-            found, source, target, folder / "target", RECIPES[recipe], "cpu", lambda *step: None, ids
-        )
-        seal(replace(alone.manifest, files={}, head=record))
+            (folder / name).write_bytes((bundle.path / name).read_bytes())
+        manifest = bundle.manifest
+        found = MedusaCheckpoint(open_head_folder(heads), manifest.target.architecture)
+        graph, weights = folder / "target/head.onnx", folder / "target/head.onnx.data"
+        record = write_medusa(found, manifest, graph, weights, RECIPES["fp32"], silent, ids)
+        seal(replace(manifest, files={}, head=record))
     return open_bundle(output)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(tmp_path_factory.mktemp("medusa"))
+    return Pair(tmp_path_factory.mktemp("medusa"), fitted=True)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +132,7 @@ def text() -> list[int]:
 def test_the_graph_says_what_the_published_heads_say(family: str, tmp_path: Path, text: list[int]) -> None:
     changes = {"logits_scaling": 0.5} if family == "granite" else {}
     pair = Pair(tmp_path, family, **changes)
-    target, heads, _ = pair.load()
+    target, heads, _ = load(pair.bundle)
     target.forward(text, (0,))
     expected = pair.reference(text)
     assert (heads.count, heads.columns) == (HEADS, TOKENS)
@@ -145,10 +154,9 @@ def test_every_recipe_stores_heads(recipe: str, error: float, pair: Pair, tmp_pa
     assert difference.mean() < error * np.abs(expected).mean()
 
 
-def test_a_trimmed_vocabulary_names_its_columns(tmp_path: Path, text: list[int]) -> None:
+def test_a_trimmed_vocabulary_names_its_columns(pair: Pair, tmp_path: Path, text: list[int]) -> None:
     ids = np.sort(np.random.default_rng(8).permutation(TOKENS)[:100])
-    pair = Pair(tmp_path, ids=ids)
-    target, heads, vocabulary = pair.load()
+    target, heads, vocabulary = load(trimmed(pair.bundle, pair.heads, ids, tmp_path / "bundle"))
     target.forward(text[:-1], (0,))
     expected = pair.reference(text[:-1])[:, -1]
     drafter = MedusaDrafter(heads, target, vocabulary=vocabulary)
@@ -204,7 +212,7 @@ def generated(
     pair: Pair, drafting: str, params: SamplingParams, rule: str = "coupled", defer: bool = True
 ) -> tuple[list[int], int, int]:
     """A text, and how many tokens of it were drafted and accepted."""
-    target, heads, vocabulary = pair.load()
+    target, heads, vocabulary = load(pair.bundle)
     speculation = None
     if drafting != "plain":
         speculation = FixedDraft(MedusaDrafter(heads, target, vocabulary=vocabulary), 7, drafting == "tree")
@@ -241,12 +249,22 @@ def changed(
     tensors = dict(pair.tensors)
     change(tensors)
     told = {"medusa_num_heads": HEADS, "medusa_num_layers": LAYERS, "base_model_name_or_path": "some/target", **config}
-    return MedusaCheckpoint(save_heads(folder, tensors, **told), open_checkpoint(pair.checkpoint).architecture)
+    return read(save_heads(folder, tensors, **told), pair)
+
+
+def read(folder: Path, pair: Pair) -> MedusaCheckpoint:
+    """Read all of some heads."""
+    found = MedusaCheckpoint(open_head_folder(folder), pair.bundle.manifest.target.architecture)
+    for head in range(found.heads):
+        for layer in range(found.layers):
+            found.block(head, layer)
+        found.lm_head_rows(head, 0, VOCAB)
+    return found
 
 
 def test_names_may_have_the_prefix_of_a_whole_model(pair: Pair, tmp_path: Path) -> None:
     folder = save_heads(tmp_path, pair.tensors, "medusa_head.", "model.safetensors", medusa_num_layers=LAYERS)
-    found = MedusaCheckpoint(folder, open_checkpoint(pair.checkpoint).architecture)
+    found = read(folder, pair)
     assert (found.heads, found.layers) == (HEADS, LAYERS)
     assert np.array_equal(found.lm_head_rows(3, 5, 9), pair.tensors[f"3.{LAYERS}.weight"][5:9].numpy())
 
@@ -268,11 +286,16 @@ def put(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], 
     [
         (drop("1.0.linear.bias"), {}, CheckpointError, "lacks tensor '1.0.linear.bias'"),
         (drop(f"2.{LAYERS}.weight"), {}, CheckpointError, "lacks tensor '2.2.weight'"),
-        (put("0.0.linear.weight", torch.zeros(8, HIDDEN)), {}, PairError, "trained for 'some/target'"),
-        (put(f"0.{LAYERS}.weight", torch.zeros(VOCAB + 1, HIDDEN)), {}, PairError, "does not fit the target"),
+        (put("0.0.linear.weight", torch.zeros(8, HIDDEN)), {}, CheckpointError, "is it a head for this target"),
+        (
+            put(f"0.{LAYERS}.weight", torch.zeros(VOCAB + 1, HIDDEN)),
+            {},
+            CheckpointError,
+            "is it a head for this target",
+        ),
         (put("0.0.linear.bias", torch.zeros(HIDDEN, dtype=torch.int32)), {}, UnsupportedError, "stored as I32"),
-        (put("9.0.linear.bias", torch.zeros(HIDDEN)), {}, CheckpointError, r"holds the heads \[0, 1, 2, 3, 9\]"),
-        (lambda tensors: tensors.clear(), {}, CheckpointError, "holds no Medusa heads"),
+        (put("9.0.linear.bias", torch.zeros(HIDDEN)), {}, CheckpointError, r"holds the Medusa heads \[0, 1, 2, 3, 9\]"),
+        (lambda tensors: tensors.clear(), {}, CheckpointError, r"holds the Medusa heads \[\]"),
         (lambda tensors: None, {"medusa_num_heads": HEADS + 1}, CheckpointError, "expected 5 to 16"),
         (lambda tensors: None, {"medusa_num_heads": "four"}, CheckpointError, "'four', expected a whole number"),
         (lambda tensors: None, {"medusa_num_layers": 1000}, UnsupportedError, "medusa_num_layers is 1000"),
@@ -286,19 +309,29 @@ def test_a_checkpoint_that_does_not_hold_what_it_says_is_refused(
         changed(pair, tmp_path, change, **config)
 
 
-def test_a_pickle_is_refused_with_a_hint(pair: Pair, tmp_path: Path) -> None:
+def test_a_pickle_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    architecture = open_checkpoint(pair.checkpoint).architecture
-    with pytest.raises(CheckpointError, match="holds no medusa_lm_head.safetensors"):
-        MedusaCheckpoint(tmp_path, architecture)
     (tmp_path / "medusa_lm_head.pt").write_bytes(b"")
-    with pytest.raises(UnsupportedError, match="a pickle, which can run code.*save_file"):
-        MedusaCheckpoint(tmp_path, architecture)
+    with pytest.raises(CheckpointError, match="a pickle, which could run anything.*medusa_lm_head.safetensors"):
+        open_head_folder(tmp_path)
+
+
+def test_heads_whose_targets_checkpoint_has_changed_are_refused(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "target", random_model(seed=5))
+    heads = save_heads(tmp_path / "heads", random_heads(1, 1, HIDDEN, VOCAB), medusa_num_heads=1)
+    export_pair(checkpoint, None, tmp_path / "bundle", recipe="w8a8", check=False)
+    save_checkpoint(checkpoint, random_model(seed=6))
+    with pytest.raises(CheckpointError, match="has changed since"):
+        add_head(tmp_path / "bundle", heads)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(CheckpointError, match="need the norm of their target"):
+        add_head(tmp_path / "bundle", heads)
+    assert open_bundle(tmp_path / "bundle").manifest.head is None
 
 
 @pytest.mark.parametrize("name", ["0.1.linear.weight", f"3.{LAYERS}.weight", "2.0.linear.bias"])
 def test_weights_that_are_not_finite_are_refused(pair: Pair, tmp_path: Path, name: str) -> None:
-    spoiled = pair.tensors[name].clone()
+    spoiled = pair.tensors[name].clone().contiguous()
     spoiled.view(-1)[-1] = float("nan")
     folder = save_heads(
         tmp_path / "heads", {**pair.tensors, name: spoiled}, medusa_num_heads=HEADS, medusa_num_layers=LAYERS

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Float32Array
 from edge_spec.export.heads.draft_columns import columns_of
-from edge_spec.export.heads.head_config import HeadSizes, read_sizes
+from edge_spec.export.heads.head_config import read_sizes
 from edge_spec.export.heads.head_folder import HeadFolder
 from edge_spec.export.heads.head_layer import read_head_layer
 from edge_spec.export.heads.head_tensors import HeadTensors

@@ -21,20 +21,20 @@ from edge_spec.processor import integer_products_saturate
 
 
 def write_block_head(
-    folder: Path,
-    files: tuple[str, str],
     head: BlockCheckpoint,
     target: TargetOfBundle,
+    graph: Path,
+    data: Path,
     recipe: Recipe,
     progress: Progress,
 ) -> HeadRecord:
     """Write weights, graph and the Markov head's table, and describe them.
 
     Args:
-        folder: of the unfinished bundle, which holds the target.
-        files: names of graph and weights in there.
         head: its checkpoint.
-        target: of the bundle.
+        target: of the unfinished bundle.
+        graph: file of the graph, in the folder of the target's.
+        data: file of its weights, beside it.
         recipe: formats of the head's layer classes. Embedding and lm_head are the target's.
         progress: told about every layer.
 
@@ -42,15 +42,14 @@ def write_block_head(
         CheckpointError: a tensor is damaged.
         UnsupportedError: the target's stored lm_head cannot be shared.
     """
-    graph, data = files
     facts, signed_integers = head.facts, not integer_products_saturate()
     ends = TargetEnds(target.embedding(), target.lm_head(), target.rotation)
-    with open_weight_file(folder / data) as weights:
+    with open_weight_file(data) as weights:
         packer = Packer(weights, recipe, target.device, signed_integers)
         packed = pack_block_head(head, target, packer, recipe, progress)
-    ir.save(build_block_graph(facts, packed, ends, target.device), folder / graph)
+    ir.save(build_block_graph(facts, packed, ends, target.device), graph)
     if facts.markov_rank:
-        write_markov(head, folder / HEAD_MARKOV)
+        write_markov(head, graph.with_name(Path(HEAD_MARKOV).name))
     sizes = replace(
         head.architecture,
         logits_size=ends.lm_head.outputs,
@@ -67,7 +66,7 @@ def write_block_head(
             architecture=describe_architecture(sizes),
             recipe={**recipe.to_dict(), **formats},
             integer_weights=("int8" if signed_integers else "uint8") if "w8a8" in recipe.formats.values() else None,
-            graphs=(GraphRecord(graph, True, "float32" if target.device == "cpu" else "float16"),),
+            graphs=(GraphRecord(f"{graph.parent.name}/{graph.name}", True, "float32" if target.device == "cpu" else "float16"),),
             quality=None,
         ),
         tokens=facts.tokens,

@@ -6,19 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from edge_spec.export.graph_tape import compute_type
 from edge_spec.export.graph_taps import set_taps
 from edge_spec.export.heads.block_checkpoint import BlockCheckpoint, is_block_head
 from edge_spec.export.heads.head_folder import HeadFolder
+from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint, is_medusa
 from edge_spec.export.heads.open_head import read_head
 from edge_spec.export.heads.recurrent_graph import build_head_graph
 from edge_spec.export.heads.recurrent_head import RecurrentHead
 from edge_spec.export.heads.recurrent_packing import pack_head
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
-from edge_spec.export.heads.write_block_head import write_block_head
+    for name in HEAD_FILES:
+        (folder / name).unlink(missing_ok=True)
+    if is_medusa(head_folder.config, head_folder.tensors):
+        heads = MedusaCheckpoint(head_folder, manifest.target.architecture)
+        record = write_medusa(heads, manifest, folder / GRAPH, folder / WEIGHTS, recipe, progress)
+    elif is_block_head(head_folder.config):
+        block = BlockCheckpoint(head_folder, manifest)
+        record = write_block_head(block, target, folder / GRAPH, folder / WEIGHTS, recipe, progress)
+    else:
+        head = read_head(head_folder, manifest, taps)
+        progress("export head", 1, 3)
+        record = _write(folder, head, target, recipe)
+    progress("export head", 2, 3)
 from edge_spec.export.model import describe_architecture
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
@@ -62,6 +74,7 @@ def write_head(
     """
     progress("export head", 0, 3)
     target = TargetOfBundle(folder, manifest)
+<<<<<<< HEAD
     if is_block_head(head_folder.config):
         block = BlockCheckpoint(head_folder, manifest)
         _clear(folder)
@@ -72,15 +85,21 @@ def write_head(
         _clear(folder)
         record = _write(folder, head, target, recipe)
         progress("export head", 2, 3)
+=======
+    for name in HEAD_FILES:
+        (folder / name).unlink(missing_ok=True)
+    if is_medusa(head_folder.config, head_folder.tensors):
+        heads = MedusaCheckpoint(head_folder, manifest.target.architecture)
+        record = write_medusa(heads, manifest, folder / GRAPH, folder / WEIGHTS, recipe, progress)
+    else:
+        head = read_head(head_folder, manifest, taps)
+        progress("export head", 1, 3)
+        record = _write(folder, head, target, recipe)
+    progress("export head", 2, 3)
+>>>>>>> medusa
     told = _tell_taps(folder, target, record.taps)
     progress("export head", 3, 3)
     return replace(manifest, target=replace(manifest.target, graphs=told), head=record)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the files of another head."""
-    for name in HEAD_FILES:
-        (folder / name).unlink(missing_ok=True)
 
 
 def _write(folder: Path, head: RecurrentHead, target: TargetOfBundle, recipe: Recipe) -> HeadRecord:

@@ -1,4 +1,4 @@
-"""Exports Medusa heads: their weights and graph beside those of the target."""
+"""Writes Medusa heads beside their target: weights, graph, and the record of them."""
 
 from __future__ import annotations
 
@@ -9,78 +9,94 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_spec.export.checkpoint import Checkpoint, Float32Array
-from edge_spec.export.medusa_checkpoint import MedusaCheckpoint
-from edge_spec.export.medusa_graph import PackedMedusaHead, build_medusa_graph
+from edge_spec.errors import CheckpointError, EdgeSpecError
+from edge_spec.export.checkpoint import Checkpoint, Float32Array, open_checkpoint
+from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint
+from edge_spec.export.heads.medusa_graph import PackedMedusaHead, build_medusa_graph
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
-from edge_spec.export.recipe import Device, Recipe
+from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import open_weight_file
-from edge_spec.manifest import HEAD_IDS, ArchitectureRecord, GraphRecord, HeadRecord, ModelRecord
+from edge_spec.manifest import HEAD_IDS, ArchitectureRecord, CacheType, GraphRecord, HeadRecord, Manifest, ModelRecord
 from edge_spec.processor import integer_products_saturate
-
-GRAPH, WEIGHTS = "head.onnx", "head.onnx.data"
 
 Ids = npt.NDArray[np.int64]
 
 
-def export_medusa(
+def write_medusa(
     heads: MedusaCheckpoint,
-    checkpoint: Checkpoint,
-    target: ArchitectureRecord,
-    folder: Path,
+    manifest: Manifest,
+    graph: Path,
+    weights: Path,
     recipe: Recipe,
-    device: Device,
     progress: Progress,
     ids: Ids | None = None,
 ) -> HeadRecord:
     """Write the graph and weights of Medusa heads into the folder of a target's graphs, and describe them.
 
     Residual blocks are stored as the recipe stores ``mlp_up``, and lm_heads as it stores ``lm_head``. The target's
-    graphs must tell the hidden states behind all of its layers.
+    graphs are to tell the hidden states behind all of its layers.
 
     Args:
         heads: where their weights come from.
-        checkpoint: the target's, for the norm behind which the heads read.
-        target: sizes of the target.
-        folder: of the target's graphs.
+        manifest: of the target's bundle.
+        graph: file to write the graph to, and its ids beside it.
+        weights: file beside it.
         recipe: storage format of each layer class.
-        device: flavour of the graph.
         progress: told about every head.
         ids: int64 [n], ascending: what the heads may propose; ``None`` for all of the vocabulary.
 
     Raises:
-        CheckpointError: a tensor is damaged.
+        CheckpointError: a tensor is missing, damaged or does not fit, or the target's checkpoint is gone.
     """
-    signed_integers, stage = not integer_products_saturate(), "export head"
+    signed_integers, stage, target = not integer_products_saturate(), "export head", manifest.target.architecture
+    checkpoint = _checkpoint_of(manifest.target)
     packed = []
-    with open_weight_file(folder / WEIGHTS) as weights:
-        packer = Packer(weights, recipe, device, signed_integers)
+    with open_weight_file(weights) as file:
+        packer = Packer(file, recipe, manifest.device, signed_integers)
         # The published heads read the states as the target's own lm_head does, but for a scale of the logits.
         final_norm = packer.vector("final_norm", checkpoint.tensor("norm.weight"))
         for head in range(heads.heads):
             progress(stage, head, heads.heads)
             packed.append(_pack(heads, head, packer, recipe, (target.logits_size, target.hidden_size), ids))
     epsilon = checkpoint.architecture.norm_epsilon
-    ir.save(build_medusa_graph(target.hidden_size, epsilon, final_norm, packed, device), folder / GRAPH)
+    ir.save(build_medusa_graph(target.hidden_size, epsilon, final_norm, packed, manifest.device), graph)
     if ids is not None:
-        (folder / Path(HEAD_IDS).name).write_bytes(ids.astype("<u4").tobytes())
+        (graph.parent / Path(HEAD_IDS).name).write_bytes(ids.astype("<u4").tobytes())
     progress(stage, heads.heads, heads.heads)
+    kv: CacheType = "float32" if manifest.device == "cpu" else "float16"
     return HeadRecord(
         kind="medusa",
         taps=(target.layers,),
         model=ModelRecord(
             source=heads.source,
-            source_sha256=heads.sha256(),
+            source_sha256=heads.sha256,
             architecture=_describe(heads, target, ids),
             recipe=recipe.to_dict(),
             integer_weights=("int8" if signed_integers else "uint8") if "w8a8" in recipe.formats.values() else None,
-            graphs=(GraphRecord(f"{folder.name}/{GRAPH}", False, "float32" if device == "cpu" else "float16"),),
+            graphs=(GraphRecord(f"{graph.parent.name}/{graph.name}", False, kv),),
             quality=None,
         ),
         tokens=heads.heads,
         names_columns=ids is not None,
     )
+
+
+def _checkpoint_of(target: ModelRecord) -> Checkpoint:
+    """The checkpoint that a target was exported from, for its final norm: a bundle may have that in other weights."""
+    try:
+        checkpoint = open_checkpoint(target.source)
+        same = checkpoint.sha256() == target.source_sha256
+    except EdgeSpecError as error:
+        raise CheckpointError(
+            f"Medusa heads need the norm of their target, which this bundle was made of {target.source!r}: {error}"
+        ) from error
+    if not same:
+        raise CheckpointError(
+            f"Medusa heads need the norm of their target, but {target.source!r} has changed since this bundle was made "
+            "of it; export the target again"
+        )
+    return checkpoint
 
 
 def _pack(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from edge_spec.export.graph_matrix import multiply
+from edge_spec.export.graph_stream import rms_norm
 from edge_spec.export.graph_tape import GraphTape, describe
 from edge_spec.export.packing import PackedMatrix
 from edge_spec.export.recipe import Device
@@ -43,8 +44,7 @@ def build_medusa_graph(
     """
     tape = GraphTape(device)
     taps = tape.input("taps", tape.dtype, [1, "tap_rows", hidden_size])
-    attributes = {"epsilon": epsilon, "axis": -1}
-    hidden = tape.op("RMSNormalization", [taps, tape.weight(final_norm)], attributes, name="final_norm")
+    hidden = rms_norm(tape, taps, final_norm, epsilon, "final_norm")
     logits = [_head(tape, hidden, head, f"heads.{index}.") for index, head in enumerate(heads)]
     columns = heads[0].lm_head.outputs
     every = tape.op("Concat", logits, {"axis": 0})
