@@ -45,6 +45,7 @@ class _BlockChecker(GraphChecker):
 
     def __init__(self, parsed: OnnxGraph, head: HeadRecord, bundle: Bundle) -> None:
         super().__init__(parsed, head.model, head.model.graphs[0], bundle)
+        self.tree = True  # attention takes a bias, as where proposals are trees
         self._head = head
         self._rules = block_rules(head.block_size)
 
