@@ -58,7 +58,7 @@ def block_config(kind: str, hidden: int, vocabulary: int, layers: int, ids: list
         "rms_norm_eps": 1e-5,
         "rope_theta": THETA,
         "vocab_size": vocabulary,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 2048,
         "attention_bias": False,
         "tie_word_embeddings": False,
         "block_size": 5,

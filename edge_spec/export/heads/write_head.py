@@ -18,19 +18,8 @@ from edge_spec.export.heads.recurrent_graph import build_head_graph
 from edge_spec.export.heads.recurrent_head import RecurrentHead
 from edge_spec.export.heads.recurrent_packing import pack_head
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
-    for name in HEAD_FILES:
-        (folder / name).unlink(missing_ok=True)
-    if is_medusa(head_folder.config, head_folder.tensors):
-        heads = MedusaCheckpoint(head_folder, manifest.target.architecture)
-        record = write_medusa(heads, manifest, folder / GRAPH, folder / WEIGHTS, recipe, progress)
-    elif is_block_head(head_folder.config):
-        block = BlockCheckpoint(head_folder, manifest)
-        record = write_block_head(block, target, folder / GRAPH, folder / WEIGHTS, recipe, progress)
-    else:
-        head = read_head(head_folder, manifest, taps)
-        progress("export head", 1, 3)
-        record = _write(folder, head, target, recipe)
-    progress("export head", 2, 3)
+from edge_spec.export.heads.write_block_head import write_block_head
+from edge_spec.export.heads.write_medusa import write_medusa
 from edge_spec.export.model import describe_architecture
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
@@ -74,29 +63,19 @@ def write_head(
     """
     progress("export head", 0, 3)
     target = TargetOfBundle(folder, manifest)
-<<<<<<< HEAD
-    if is_block_head(head_folder.config):
-        block = BlockCheckpoint(head_folder, manifest)
-        _clear(folder)
-        record = write_block_head(folder, (GRAPH, WEIGHTS), block, target, recipe, progress)
-    else:
-        head = read_head(head_folder, manifest, taps)
-        progress("export head", 1, 3)
-        _clear(folder)
-        record = _write(folder, head, target, recipe)
-        progress("export head", 2, 3)
-=======
     for name in HEAD_FILES:
         (folder / name).unlink(missing_ok=True)
     if is_medusa(head_folder.config, head_folder.tensors):
         heads = MedusaCheckpoint(head_folder, manifest.target.architecture)
         record = write_medusa(heads, manifest, folder / GRAPH, folder / WEIGHTS, recipe, progress)
+    elif is_block_head(head_folder.config):
+        block = BlockCheckpoint(head_folder, manifest)
+        record = write_block_head(block, target, folder / GRAPH, folder / WEIGHTS, recipe, progress)
     else:
         head = read_head(head_folder, manifest, taps)
         progress("export head", 1, 3)
         record = _write(folder, head, target, recipe)
     progress("export head", 2, 3)
->>>>>>> medusa
     told = _tell_taps(folder, target, record.taps)
     progress("export head", 3, 3)
     return replace(manifest, target=replace(manifest.target, graphs=told), head=record)
