@@ -62,10 +62,10 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
 
 
 def read_checked(bundle: Bundle, graph: GraphRecord, check: Callable[[OnnxGraph], None]) -> OnnxGraph:
-    """Read one graph of a bundle whose weights lie in the bundle too, and check it.
+    """Read one graph of a bundle, check that its weights lie in the bundle, and what ``check`` does besides.
 
     Raises:
-        BundleError: it cannot be read, or the check raises GraphError.
+        BundleError: it cannot be read, or ``check`` raised GraphError.
     """
     file = bundle.path / graph.path
     try:
@@ -103,9 +103,10 @@ def _check_weights(parsed: OnnxGraph, graph: GraphRecord, manifest: Manifest) ->
 
 
 class GraphChecker:
-    """Walks through the nodes of one graph."""
+    """Walks through the nodes of one graph, of a decoder unless a subclass says otherwise."""
 
     def __init__(self, parsed: OnnxGraph, record: ModelRecord, graph: GraphRecord, bundle: Bundle) -> None:
+        """Check what was read of one of the bundle's graphs, by what its manifest says of the model."""
         manifest = bundle.manifest
         self._parsed = parsed
         self.facts = record.architecture
@@ -122,14 +123,14 @@ class GraphChecker:
         speech = manifest.draft_vocabulary
         names_columns = self.steps > 1 and speech is not None and speech.names_columns
         self.column_ids = np.frombuffer(bundle.draft_ids(), "<u4").astype("<i8").tobytes() if names_columns else b""
-        self._rules = RULES if self.steps == 1 else draft_chain_rules(self.steps)
+        self.rules = RULES if self.steps == 1 else draft_chain_rules(self.steps)
         self._kinds: dict[str, str] = {}
         self._values: dict[str, Declared] = {}
         self._names: dict[int, str] = {}
 
     def run(self) -> None:
         """Raise GraphError unless everything fits."""
-        parsed, inputs = self._parsed, self._contract_inputs()
+        parsed, inputs = self._parsed, self.contract_inputs()
         if dict(parsed.opsets) != _OPSETS:
             raise GraphError(f"its operator sets are {dict(parsed.opsets)}, expected {_OPSETS}")
         if dict(parsed.inputs) != inputs:
@@ -142,7 +143,7 @@ class GraphChecker:
         for node in parsed.nodes:
             self._apply(node)
         _check_workspace(parsed.nodes, self._values)
-        outputs = self._contract_outputs()
+        outputs = self.contract_outputs()
         computed = {name: self._values.get(name) for name in outputs}
         for found in (dict(parsed.outputs), computed):
             if found != outputs:
@@ -175,7 +176,7 @@ class GraphChecker:
 
     def _apply(self, node: Node) -> None:
         where = f"node {node.kind!r} ({', '.join(node.outputs)[:60]})"
-        rule = self._rules.get((node.domain, node.kind))
+        rule = self.rules.get((node.domain, node.kind))
         if rule is None:
             raise GraphError(f"{where} is of a kind that the exporter never writes")
         attributes: dict[str, int | float | str] = {}
@@ -211,7 +212,8 @@ class GraphChecker:
             raise GraphError(f"two values are called {name!r}")
         self._values[name] = value
 
-    def _contract_inputs(self) -> dict[str, Declared]:
+    def contract_inputs(self) -> dict[str, Declared]:
+        """The inputs that the graph must have."""
         if self.steps > 1:
             return {
                 "input_ids": Declared(INT64, (1, "rows")),
@@ -219,7 +221,7 @@ class GraphChecker:
                 "total_sequence_length": Declared(INT32, ()),
                 "inverse_temperature": Declared(FLOAT, (1,)),
                 "noise": Declared(FLOAT, (self.steps, NOISE_COLUMNS)),
-                **self._caches("past_key_values"),
+                **self.caches("past_key_values"),
             }
         bias = {
             "tree_bias": Declared(self.float, (1, 1, "rows", "rows")),
@@ -232,10 +234,11 @@ class GraphChecker:
             "total_sequence_length": Declared(INT32, ()),
             **(bias if self.tree else {}),
             "logit_rows": Declared(INT64, ("logit_rows",)),
-            **self._caches("past_key_values"),
+            **self.caches("past_key_values"),
         }
 
-    def _contract_outputs(self) -> dict[str, Declared]:
+    def contract_outputs(self) -> dict[str, Declared]:
+        """The outputs that the graph must have."""
         most = min(SELECTED_TOKENS, self.columns)
         selected = {
             "top_logits": Declared(FLOAT, (1, "logit_rows", most)),
@@ -246,14 +249,15 @@ class GraphChecker:
             chosen = (1, self.steps)
             outputs = {"draft_ids": Declared(INT64, chosen), "draft_shares": Declared(FLOAT, chosen)}
             for step in range(self.steps):
-                outputs |= self._caches(f"present.{step}")
+                outputs |= self.caches(f"present.{step}")
             return outputs
         logits = Declared(FLOAT, (1, "logit_rows", self.facts.logits_size))
         stream = Declared(self.float, (1, "rows", self.facts.hidden_size))
         taps = {tap_name(tap): stream for tap in self._taps}
-        return {"logits": logits, **(selected if self.selects else {}), **self._caches("present"), **taps}
+        return {"logits": logits, **(selected if self.selects else {}), **self.caches("present"), **taps}
 
-    def _caches(self, prefix: str) -> dict[str, Declared]:
+    def caches(self, prefix: str) -> dict[str, Declared]:
+        """Keys and values of all layers."""
         names = (f"{prefix}.{layer}.{part}" for layer in range(self.facts.layers) for part in ("key", "value"))
         return dict.fromkeys(names, self.cache)
 

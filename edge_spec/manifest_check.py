@@ -10,9 +10,11 @@ import re
 from edge_spec.manifest import (
     DRAFT_IDS,
     DRAFT_TOKENIZER,
+    HEAD_IDS,
     HEAD_MARKOV,
     TOKENIZER,
     ArchitectureRecord,
+    HeadRecord,
     Manifest,
     ModelRecord,
 )
@@ -30,6 +32,9 @@ _MOST_FILES = 64
 _LONGEST_TEXT = 4096
 # Of the model, in one call of a graph that drafts.
 _MOST_STEPS = 16
+# Of a head: hidden states that it reads, and tokens that a call of it proposes.
+_MOST_TAPS = 16
+_MOST_HEAD_TOKENS = 64
 
 # Of a head that drafts a block at once: rows of the block, and rank of a bias by the token before.
 MOST_BLOCK = 64
@@ -67,6 +72,8 @@ def check_manifest(manifest: Manifest) -> None:
         _check_sizes(record.architecture)
         _check_recipe(record.recipe)
         _check_graphs(manifest, record)
+    if manifest.head is not None:
+        _check_head(manifest, manifest.head)
     _check_vocabulary("vocab_size", manifest.vocab_size, manifest.target.architecture)
     _check_draft_vocabulary(manifest)
     _check_block(manifest)
@@ -77,6 +84,7 @@ def check_manifest(manifest: Manifest) -> None:
     for token in ids:
         _require_between("a token id", token, 0, manifest.vocab_size - 1)
     texts = [manifest.created_by, *(record.source for record in manifest.models)]
+    texts += [] if manifest.head is None else [manifest.head.model.source]
     texts += [part for pair in manifest.named_tokens.items() for part in pair]
     if any(len(text) > _LONGEST_TEXT for text in texts):
         raise ValueError(f"a name is longer than {_LONGEST_TEXT} characters")
@@ -141,6 +149,41 @@ def _check_speech(manifest: Manifest, facts: ArchitectureRecord) -> None:
         )
 
 
+def _check_head(manifest: Manifest, head: HeadRecord) -> None:
+    """Raise ValueError unless a head can read what the target tells and what it says is about its own logits."""
+    facts, target = head.model.architecture, manifest.target
+    _check_sizes(facts)
+    _check_recipe(head.model.recipe)
+    _require_between("tokens of the head", head.tokens, 1, _MOST_HEAD_TOKENS)
+    if facts.hidden_size != target.architecture.hidden_size:
+        raise ValueError(f"the head is {facts.hidden_size} wide, but the target {target.architecture.hidden_size}")
+    if not 1 <= len(head.taps) <= _MOST_TAPS or list(head.taps) != sorted(set(head.taps)):
+        raise ValueError(f"the taps of the head are {head.taps}, expected ascending numbers of layers")
+    for graph in target.graphs:
+        if not set(head.taps) <= set(graph.taps):
+            raise ValueError(f"the head reads {head.taps}, but {graph.path} tells {graph.taps}")
+    if len(head.model.graphs) != 1:
+        raise ValueError(f"the head has {len(head.model.graphs)} graphs, expected one")
+    (graph,) = head.model.graphs
+    own = "float32" if manifest.device == "cpu" else "float16"
+    if graph.tree or graph.kv != own or graph.taps or graph.via != "native" or graph.selects or graph.steps != 1:
+        raise ValueError(f"{graph.path} is said to be what no graph of a head is")
+    if graph.path.rpartition("/")[0] != target.graphs[0].path.rpartition("/")[0] or graph.path in (
+        other.path for other in target.graphs
+    ):
+        raise ValueError(f"{graph.path} is no graph of its own beside the target's")
+    if facts.readable_ids < manifest.vocab_size:
+        raise ValueError(f"vocab_size is {manifest.vocab_size}, but the head's embedding has {facts.readable_ids} rows")
+    if not head.names_columns and facts.logits_size < manifest.vocab_size:
+        raise ValueError(f"vocab_size is {manifest.vocab_size}, but the head has {facts.logits_size} logits")
+    if head.names_columns and facts.logits_size > manifest.vocab_size:
+        raise ValueError(f"the head names {facts.logits_size} ids, but the target has {manifest.vocab_size}")
+    if head.names_columns and manifest.files[HEAD_IDS].bytes != 4 * facts.logits_size:
+        raise ValueError(
+            f"{HEAD_IDS} has {manifest.files[HEAD_IDS].bytes} bytes, expected 4 for each of {facts.logits_size} logits"
+        )
+
+
 def _check_paths(manifest: Manifest) -> None:
     """Raise ValueError unless files lie inside the bundle and everything the runtime opens is among them."""
     if len(manifest.files) > _MOST_FILES:
@@ -153,8 +196,9 @@ def _check_paths(manifest: Manifest) -> None:
         limit = _largest(name)
         if not 0 <= record.bytes <= limit:
             raise ValueError(f"{name} is said to have {record.bytes} bytes, expected 0 to {limit}")
-    models = manifest.models
+    models = manifest.models if manifest.head is None else (*manifest.models, manifest.head.model)
     needed = [TOKENIZER, *(graph.path for record in models for graph in record.graphs)]
+    needed += [HEAD_IDS] if manifest.head is not None and manifest.head.names_columns else []
     if missing := [name for name in needed if name not in manifest.files]:
         raise ValueError(f"files lacks {shown_list(missing)}")
     if not all(any(graph.steps == 1 for graph in record.graphs) for record in models):

@@ -10,10 +10,11 @@ import onnx_ir as ir
 
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Float32Array, require_finite
+from edge_spec.export.heads.recurrent_conditioning import reading_rotated_embedding, with_rotated_stream
 from edge_spec.export.heads.recurrent_head import OwnEmbedding, RecurrentHead
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
 from edge_spec.export.packing import PackedEmbedding, PackedLayer, PackedMatrix, Packer
-from edge_spec.export.recipe import Recipe
+from edge_spec.export.recipe import MatrixFormat, Recipe
 from edge_spec.export.rope import Rope, rotary_tables
 from edge_spec.export.rotation import Rotation
 
@@ -25,7 +26,7 @@ _SAME = 0.4
 
 @dataclass(frozen=True)
 class PackedHead:
-    """A head as stored; the attributes of :class:`RecurrentHead` and
+    """A head as stored, with the attributes of :class:`RecurrentHead` but for the following.
 
     Attributes:
         rotary: cos and sin, compute type [context + 1, elements rotated / 2].
@@ -73,22 +74,25 @@ def pack_head(head: RecurrentHead, target: TargetOfBundle, packer: Packer, recip
         embedding = packer.embedding((own.rows, head.architecture.hidden_size), own.read, None)
     else:
         embedding = target.embedding()
-        head = _reading_rotated(head, target.rotation)
+        head = head if target.rotation is None else reading_rotated_embedding(head, target.rotation)
+    head = with_rotated_stream(head, recipe)
     layer = packer.layer(0, head.layer.weights)
+    # A target's hidden states have channels far larger than the others, which spoil any rounding of their rows.
+    exact: MatrixFormat = "fp32" if target.device == "cpu" and recipe.attention != "fp16" else "fp16"
 
-    def matrix(name: str, weight: Float32Array | None) -> PackedMatrix | None:
+    def matrix(name: str, weight: Float32Array | None, storage: MatrixFormat) -> PackedMatrix | None:
         if weight is None:
             return None
-        return packer.matrix(name, weight.shape, lambda start, stop: weight[start:stop], recipe.attention)
+        return packer.matrix(name, weight.shape, lambda start, stop: weight[start:stop], storage)
 
     packed = PackedHead(
         embedding=embedding,
         rotary=_rotary(head, target, packer),
         tap_norm=None if head.tap_norm is None else packer.vector("tap_norm", head.tap_norm),
-        fuse=matrix("fuse", head.fuse),
+        fuse=matrix("fuse", head.fuse, exact),
         embedding_norm=packer.vector("embedding_norm", head.embedding_norm),
         hidden_norm=layer.input_norm if head.layer.reads_pairs else packer.vector("hidden_norm", head.hidden_norm),
-        join=matrix("join", head.join),
+        join=matrix("join", head.join, recipe.attention),
         layer=layer,
         reads_pairs=head.layer.reads_pairs,
         normed_residual=head.layer.normed_residual,
@@ -113,23 +117,6 @@ def _is_the_targets(own: OwnEmbedding, target: TargetOfBundle) -> bool:
         rows = target.rotation.rows(rows)
     apart = np.linalg.norm(target.embedding_rows(ids.tolist()) - rows)
     return bool(apart <= _SAME * np.linalg.norm(rows))
-
-
-def _reading_rotated(head: RecurrentHead, rotation: Rotation | None) -> RecurrentHead:
-    """Make a head read a rotated embedding. Its norm's gain goes into the weights, and with it the rotation."""
-    if rotation is None:
-        return head
-    size = head.architecture.hidden_size
-
-    def reading(weight: Float32Array) -> Float32Array:
-        return np.concatenate([rotation.rows(weight[:, :size], head.embedding_norm), weight[:, size:]], axis=1)
-
-    layer, join = head.layer, head.join
-    if join is None:
-        layer = replace(layer, weights=replace(layer.weights, qkv=reading(layer.weights.qkv)))
-    else:
-        join = reading(join)
-    return replace(head, layer=layer, join=join, embedding_norm=np.ones_like(head.embedding_norm))
 
 
 def _rotary(

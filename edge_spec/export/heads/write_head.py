@@ -1,4 +1,4 @@
-"""Writes a head beside a target: its graph, its weights, and the hidden states that the target's graphs have to tell."""
+"""Writes a head beside a target: graph, weights, and the hidden states that the target's graphs have to tell."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _write(folder: Path, head: RecurrentHead, target: TargetOfBundle, recipe: Re
     with open_weight_file(folder / WEIGHTS) as weights:
         packer = Packer(weights, recipe, target.device, signed_integers)
         packed = pack_head(head, target, packer, recipe)
-    rows = packed.embedding.tensors["weight"].shape[0]
-    facts = replace(head.architecture, logits_size=packed.lm_head.outputs, embedding_rows=int(rows))
+    rows = int(packed.embedding.tensors["weight"].shape.numpy()[0])
+    facts = replace(head.architecture, logits_size=packed.lm_head.outputs, embedding_rows=rows)
     ir.save(build_head_graph(facts, packed, len(head.taps), target.device), folder / GRAPH)
     if head.ids is not None:
         (folder / HEAD_IDS).write_bytes(head.ids.astype("<u4").tobytes())
