@@ -33,6 +33,8 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
         lines += ["", "draft: none"]
     if manifest.head is not None:
         lines += ["", f"head: {manifest.head.model.source}", *_fields(_head(manifest.head, manifest))]
+    if manifest.head is not None and manifest.drafts:
+        lines += ["", _choice(manifest)]
     lines += ["", "files:"]
     lines += _files(manifest.files)
     return "\n".join(map(printable, lines))
@@ -71,7 +73,8 @@ def _model(model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "int4 blocks", f"{model.recipe['block_size']} weights each"
     stored = f", w8a8 ones as {model.integer_weights}" if model.integer_weights else ""
     folder = model.graphs[0].path.partition("/")[0]
-    yield "weights", size_text(_total(manifest, f"{folder}/")) + stored
+    beside = 0 if manifest.head is None else _total(manifest, "target/head.")
+    yield "weights", size_text(_total(manifest, f"{folder}/") - (beside if folder == "target" else 0)) + stored
     items = 2 * facts.layers * facts.kv_heads * facts.head_size
     types = dict.fromkeys(graph.kv for graph in model.graphs)
     caches = (f"{size_text(items * _CACHE_ITEM_BYTES[kv])} in {kv}" for kv in types)
@@ -92,7 +95,23 @@ def _head(head: HeadRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "reads", f"the target's hidden states behind {behind} of its {manifest.target.architecture.layers} layers"
     proposed = f"{head.model.architecture.logits_size:,} of the target's ids" if head.names_columns else "any id"
     yield "proposes", f"{proposed}, {'a token' if head.tokens == 1 else f'{head.tokens} tokens'} a call"
-    yield from _model(head.model, manifest)
+    own = {"embeddings": None, "weights": size_text(_total(manifest, head.model.graphs[0].path))}
+    own |= {"graph": f"{head.model.graphs[0].path}, beside the target's"}
+    if head.kind == "medusa":
+        own |= {"attention": None, "KV cache": None}
+    for label, value in _model(head.model, manifest):
+        told = own.get(label, value)
+        if told is not None:
+            yield label, told
+
+
+def _choice(manifest: Manifest) -> str:
+    """Which of head and draft model is loaded where memory is no matter."""
+    from edge_spec.runtime.calibration_cache import kept_calibrations
+    from edge_spec.runtime.memory import plan_memory
+    from edge_spec.runtime.memory_table import describe_choice
+
+    return describe_choice(plan_memory(manifest, None, kept=kept_calibrations(manifest)))
 
 
 def _positions(facts: ArchitectureRecord) -> Iterator[str]:

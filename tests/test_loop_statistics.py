@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from edge_spec.runtime import logits_processors
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
 from edge_spec.runtime.drafters.lookup import LookupDrafter
-from edge_spec.runtime.drafters.medusa import MedusaDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Budget, Drafter
 from edge_spec.runtime.drafters.reencoded import ReencodedDrafter
@@ -33,10 +31,10 @@ from edge_spec.runtime.noise import RoundNoise, Stream, sample
 from edge_spec.runtime.penalties import penalize
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
-from edge_spec.runtime.tap_rows import TapRows
 from edge_spec.runtime.tokenizer import TextTokenizer
 from edge_spec.runtime.verification import RULES
 from reference_decoder import law_of, penalized
+from stub_head import Histories, TappedModel, head_for
 from stub_model import LogitsOf, StubDrafter, StubModel, context_of, rounds_of
 from tiny_models import letter_tokenizer
 
@@ -57,7 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.5,
     },
 }
-DRAFTERS = ("lookup", "model", "garbage", "trimmed", "other tokens", "heads")
+DRAFTERS = ("lookup", "model", "garbage", "trimmed", "other tokens", "head", "trimmed head")
 
 
 # Logits of the next token, by the last one. The draft overrates one token wherever it is, so that rounds meet the same
@@ -79,25 +77,6 @@ def draft_logits(history: Sequence[int]) -> np.ndarray:
 OTHER_MODEL = np.random.default_rng(11).normal(0, 1.0, (5, 5)).astype(np.float32)
 
 
-# Logits of two heads, by the token before the last one.
-HEADS = np.random.default_rng(12).normal(0, 0.8, (VOCAB, 2, VOCAB)).astype(np.float32)
-HEADS += np.array([1.0, 0.0, -0.8], np.float32)
-
-
-class HeadsOfText(MedusaDrafter):
-    """Heads over a target whose hidden state is the token itself."""
-
-    def __init__(self) -> None:
-        heads: Any = SimpleNamespace(count=2, logits=lambda state: HEADS[int(state[0, 0])])
-        self.cache = SimpleNamespace(taps=None)
-        super().__init__(heads, SimpleNamespace(cache=self.cache))  # type: ignore[arg-type]
-
-    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
-        self.cache.taps = TapRows(1, 64)
-        self.cache.taps.append(0, [np.array(context.tokens[:-1], np.float32)[:, None]])
-        return super().propose(context, budget, prefix)
-
-
 @functools.cache
 def other_tokens() -> tuple[TextTokenizer, TextTokenizer]:
     own = Tokenizer(models.BPE(vocab={"c": 0, "a": 1, "b": 2, "ab": 3, "aa": 4}, merges=[("a", "b"), ("a", "a")]))
@@ -105,7 +84,7 @@ def other_tokens() -> tuple[TextTokenizer, TextTokenizer]:
     return loaded(letter_tokenizer("abc")), loaded(own)
 
 
-def drafter_of(kind: str, seed: int) -> Drafter:
+def drafter_of(kind: str, seed: int, target: TappedModel) -> Drafter:
     if kind == "lookup":
         return LookupDrafter(max_ngram=2, min_ngram=1)
     if kind == "model":
@@ -114,11 +93,14 @@ def drafter_of(kind: str, seed: int) -> Drafter:
         vocabulary = DraftVocabulary(np.array([0, 2]), VOCAB)
         model: Any = StubModel(lambda history: draft_logits(history)[[0, 2]])
         return ModelDrafter(model, vocabulary=vocabulary)
-    if kind == "heads":
-        return HeadsOfText()
     if kind == "other tokens":
         model = StubModel(lambda history: OTHER_MODEL[history[-1]])
         return ReencodedDrafter(model, ReencodedText(*other_tokens(), VOCAB, len(OTHER_MODEL)), 1.0)
+    if kind == "head":
+        return head_for(target, draft_logits)
+    if kind == "trimmed head":
+        vocabulary = DraftVocabulary(np.array([0, 2]), VOCAB)
+        return head_for(target, lambda history: draft_logits(history)[[0, 2]], vocabulary=vocabulary)
     luck = np.random.default_rng(seed)
     return StubDrafter(lambda history, budget: luck.integers(VOCAB, size=budget).tolist())
 
@@ -166,16 +148,16 @@ class Measured:
         return self.g < self.g_limit and self.distance < self.distance_limit
 
 
-def measure(rule: str, setting: str, make_drafter: Callable[[int], Drafter]) -> Measured:
+def measure(rule: str, setting: str, make_drafter: Callable[[int, TappedModel], Drafter]) -> Measured:
     law = law_of_texts(setting)
     seen: Counter[tuple[int, ...]] = Counter()
     drafted = accepted = 0
-    target = StubModel(target_logits)
+    target = TappedModel(target_logits, Histories())
     for seed in range(SAMPLES):
         context = context_of(PROMPT, SamplingParams(seed=seed, **SETTINGS[setting]), rule)
         target.cache.rollback(0)
         # The end of the text lies behind what is counted, so that no proposal is cut for its sake.
-        rounds = rounds_of(target, make_drafter(seed), context, len(PROMPT) + LENGTH + DRAFT, DRAFT, rule)
+        rounds = rounds_of(target, make_drafter(seed, target), context, len(PROMPT) + LENGTH + DRAFT, DRAFT, rule)
         while len(context.tokens) < len(PROMPT) + LENGTH:
             round_ = next(rounds)
             drafted += round_.drafted
@@ -207,7 +189,7 @@ def chi_square_limit(freedom: int) -> float:
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_texts_follow_the_targets_law(rule: str, kind: str, setting: str) -> None:
-    measured = measure(rule, setting, lambda seed: drafter_of(kind, seed))
+    measured = measure(rule, setting, lambda seed, target: drafter_of(kind, seed, target))
     assert measured.right, measured
     assert 0 < measured.accepted < measured.drafted
 
@@ -254,7 +236,7 @@ def test_a_planted_fault_of_the_loop_is_noticed(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], rule: str, kind: str, setting: str
 ) -> None:
     plant(monkeypatch)
-    assert not measure(rule, setting, lambda seed: drafter_of(kind, seed)).right
+    assert not measure(rule, setting, lambda seed, target: drafter_of(kind, seed, target)).right
 
 
 class Liar(ModelDrafter):
@@ -284,9 +266,9 @@ cheats = pytest.mark.parametrize(("cheat", "logits_of"), [(Liar, draft_logits), 
 @cheats
 @pytest.mark.parametrize("rule", ["token", "block", "traversal"])
 def test_a_drafter_that_cheats_is_noticed(rule: str, cheat: Any, logits_of: LogitsOf) -> None:
-    assert not measure(rule, "temperature", lambda seed: cheat(StubModel(logits_of))).right
+    assert not measure(rule, "temperature", lambda seed, target: cheat(StubModel(logits_of))).right
 
 
 @cheats
 def test_the_coupled_rule_is_immune_to_drafters_that_cheat(cheat: Any, logits_of: LogitsOf) -> None:
-    assert measure("coupled", "temperature", lambda seed: cheat(StubModel(logits_of))).right
+    assert measure("coupled", "temperature", lambda seed, target: cheat(StubModel(logits_of))).right

@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
         "plan",
         "show how a bundle fits a memory budget",
         "Predict the peak memory of a bundle item by item, and find the best way to load it within a budget: with how "
-        "much context, with the draft model, the head or neither, with how wide a proposal. Nothing is loaded. The exit "
-        f"status is {EXIT_DOES_NOT_FIT} where not even the smallest way fits.",
+        "much context, with the draft model, the head or neither, with how wide a proposal. Nothing is loaded. The "
+        f"exit status is {EXIT_DOES_NOT_FIT} where not even the smallest way fits.",
         "edge-spec plan coder.pair",
         "edge-spec plan coder.pair --budget 2GiB",
         "edge-spec plan coder.pair --budget 1800MiB --budget 2GiB --budget 3GiB",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
+from edge_spec.head_check import read_head_ids
 from edge_spec.runtime.noise import Noise
 
 
@@ -75,27 +76,21 @@ def read_draft_vocabulary(bundle: Bundle) -> DraftVocabulary:
     speech = bundle.manifest.draft_vocabulary
     if speech is None or not speech.names_columns:
         return WHOLE
-    return DraftVocabulary(_named(bundle, bundle.draft_ids(), "draft", speech.size), speech.size)
+    ids: NDArray[Any] = np.frombuffer(bundle.draft_ids(), "<u4").astype(np.int64)
+    if len(ids) == 0 or (np.diff(ids) <= 0).any() or ids[-1] >= speech.size:
+        raise BundleError(
+            f"{bundle.path} says that its draft proposes ids which are not ascending and below {speech.size:,}; export "
+            "it again."
+        )
+    return DraftVocabulary(ids, speech.size)
 
 
 def read_head_vocabulary(bundle: Bundle) -> DraftVocabulary:
     """Read what the columns of a bundle's head stand for, ids of the target.
 
     Raises:
-        BundleError: as :func:`read_draft_vocabulary`.
+        BundleError: the file cannot be read, or its ids are not ascending, or beyond those there are.
     """
-    head, size = bundle.manifest.head, bundle.manifest.vocab_size
-    if head is None or not head.names_columns:
-        return WHOLE
-    return DraftVocabulary(_named(bundle, bundle.head_ids(), "head", size), size)
-
-
-def _named(bundle: Bundle, content: bytes, who: str, size: int) -> NDArray[np.int64]:
-    """The ids that a file names, ascending and below ``size``."""
-    ids: NDArray[Any] = np.frombuffer(content, "<u4").astype(np.int64)
-    if len(ids) == 0 or (np.diff(ids) <= 0).any() or ids[-1] >= size:
-        raise BundleError(
-            f"{bundle.path} says that its {who} proposes ids which are not ascending and below {size:,}; export "
-            "it again."
-        )
-    return ids
+    head = bundle.manifest.head
+    ids = None if head is None else read_head_ids(bundle, head)
+    return WHOLE if ids is None else DraftVocabulary(ids, bundle.manifest.vocab_size)

@@ -10,8 +10,9 @@ from edge_spec.runtime.model import PREFILL_ROWS
 from edge_spec.runtime.tap_rows import KEPT_TAP_ROWS, MOST_TAP_ROWS
 from edge_spec.runtime.weight_law import Matrix, Weights, matrices_of, matrix_weights
 
-# Behind the rows of an output lie what a rotation is undone by on the way to it.
-_TAP_COPIES = 2
+# The rows of a call's outputs lie twice where a rotation is undone on the way there, and once more where a head is
+# given them.
+_TAP_COPIES = 3
 
 
 def head_weights(head: HeadRecord, manifest: Manifest, tokens: int) -> Weights:
@@ -42,7 +43,7 @@ def kept_taps_bytes(head: HeadRecord, manifest: Manifest, context: int, conversa
 
 
 def tap_outputs_bytes(head: HeadRecord, manifest: Manifest) -> int:
-    """Bytes of the outputs by which a call of the target tells hidden states."""
+    """Bytes of hidden states on their way: as a call of the target tells them, and as one of the head reads them."""
     return _TAP_COPIES * PREFILL_ROWS * tap_row_bytes(head, manifest)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError, DeviceMemoryError, ProviderError, RequestError
+from edge_spec.head_check import check_head_graph
 from edge_spec.manifest import CacheType, HeadRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.cuda_features import settings_for
@@ -19,6 +20,7 @@ from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.graph_session import GraphSession, call_failure, said
 from edge_spec.runtime.head_calls import HeadCalls, HeadShape
 from edge_spec.runtime.kv_cache import KVCache
+from edge_spec.runtime.mapped_weights import read_sparingly
 from edge_spec.runtime.model_sessions import choose_graph
 
 # Most rows of a call.
@@ -77,7 +79,12 @@ class HeadModel:
         settings = settings_for(providers) if settings is None else settings
         self._ort = import_onnxruntime()
         path = bundle.path / graph.path
+        checked = check_head_graph(bundle, head)
         self._session = GraphSession(self._ort, path, False, providers, threads, settings.options)
+        for name, tensor in checked.initializers.items():
+            # Of these a text reads a row for each of its tokens; everything else is read in every call.
+            if name.startswith("embedding.") and tensor.external is not None:
+                read_sparingly(path.parent / tensor.external.location, tensor.external.offset)
         self._device = settings.name
         self._cache_type: Any = np.dtype(graph.kv).type
         self.context = min(context, self._facts.context_length)

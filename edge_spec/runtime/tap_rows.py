@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 MOST_TAP_ROWS = 512
 
 # Rows that a text keeps while another has its turn: about those of a round, so that texts can take turns in each.
-KEPT_TAP_ROWS = 16
+KEPT_TAP_ROWS = 32
 
 # Rows by which the memory grows.
 _STEP = 64

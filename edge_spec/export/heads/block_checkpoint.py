@@ -101,7 +101,7 @@ class BlockCheckpoint:
         self.sha256 = folder.sha256
         self.facts = read_facts(folder.config, manifest)
         self.architecture = self.facts.architecture
-        prefix = "" if "fc.weight" in folder.tensors else "model."
+        prefix = "model." if "model.fc.weight" in folder.tensors else ""
         self.tensors: HeadTensors = folder.tensors.under(prefix)
         self._shapes = _shapes(self.facts)
         _check_fit(self.source, self.facts, manifest.target.architecture)

@@ -61,7 +61,8 @@ class ReadTaps:
         self._clock = clock
         self._window = min(window, model.context)
         self._first = 0  # the token whose hidden state was read first
-        self._tokens: list[int] = []  # the ids of the rows
+        # The text up to the id of the last row: what the target has told of a token depends on all before it.
+        self._tokens: list[int] = []
         self._told = 0  # how many of the rows, from the first, have true hidden states
         self._feature: NDArray[Any] | None = None  # what the head says of the token behind the last row
         self.cache.rollback(0)
@@ -91,10 +92,9 @@ class ReadTaps:
         Tokens at the end of the text that the target has not read are read with the head's own features, one by one.
         """
         first, kept = self._start(text)
-        if kept == 0:
-            self.rollback(0)
-            self._first = first
         self._cut(kept)
+        if kept == 0:
+            self._first, self._tokens = first, list(text[: first + 1])
         told = self._told_of(text)
         if first >= told or len(text) - 1 - first > self._window:
             return ()
@@ -121,16 +121,14 @@ class ReadTaps:
 
     def rollback(self, length: int) -> None:
         """Forget what was read from position ``length`` of the text on."""
-        self._cut(min(max(length - 1 - self._first, 0), len(self._tokens)))
-        if not self._tokens:
-            self._first = 0
+        self._cut(min(max(length - 1 - self._first, 0), self.cache.length))
 
     def narrow(self, window: int) -> None:
         """Hold at most ``window`` rows from now on, and give back what the cache has room for beyond them."""
         self._window = min(window, self._model.context)
         if self.cache.length > self._window:
             self.rollback(0)
-        self._model.shrink(self.cache, self._window if self._tokens else 0)
+        self._model.shrink(self.cache, self._window if self.cache.length else 0)
 
     @property
     def _taps(self) -> TapRows:
@@ -156,22 +154,23 @@ class ReadTaps:
 
     def _agreed(self, text: Sequence[int]) -> int:
         """How many of the rows the text still has."""
-        tokens, own = self._tokens, text[self._first + 1 :]
-        length = min(len(tokens), len(own))
-        if tokens[:length] == own[:length]:
-            return length
-        return next(index for index in range(length) if tokens[index] != own[index])
+        tokens = self._tokens
+        length = min(len(tokens), len(text))
+        if tokens[:length] != text[:length]:
+            length = next(index for index in range(length) if tokens[index] != text[index])
+        return max(0, length - 1 - self._first)
 
     def _cut(self, rows: int) -> None:
         """Forget all but the first ``rows`` rows."""
-        if rows < len(self._tokens):
+        if rows < self.cache.length:
             self._feature = None
         self.cache.rollback(rows)
-        del self._tokens[rows:]
+        del self._tokens[self._first + 1 + rows :]
         self._told = min(self._told, rows)
 
     def _call(self, tokens: Sequence[int], logit_rows: Sequence[int]) -> NDArray[np.float32]:
-        past, start = len(self._tokens), self._first + len(self._tokens)
+        past = self.cache.length
+        start = self._first + past
         is_told = start < self._taps.stop
         started = self._clock()
         self._model.use(self.cache)
@@ -187,7 +186,7 @@ class ReadTaps:
         self._feature = features.copy() if len(logit_rows) else None
         self._tokens.extend(tokens)
         if is_told:
-            self._told = len(self._tokens)
+            self._told = past + len(tokens)
             # Some are left, although they were read: the end of a text may change between two turns of a conversation,
             # and where the window is full, reading begins again with them.
             self._taps.release(self._first + self._told - KEPT_TAP_ROWS)
