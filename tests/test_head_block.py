@@ -56,7 +56,7 @@ class Pair:
         manifest = self.bundle.manifest
         assert manifest.head is not None
         target = Model(self.bundle, manifest.target, CPU, 200, True, threads=1, taps=manifest.head.taps)
-        return target, BlockHead(self.bundle, manifest.head, CPU, threads=1)
+        return target, BlockHead(self.bundle, manifest.head, CPU, manifest.context_length, threads=1)
 
     def hidden(self, text: list[int], start: int = 0) -> torch.Tensor:
         """The head's output, float32 [block, hidden], if reading began with token ``start``."""
@@ -370,7 +370,7 @@ def test_a_graph_that_the_exporter_does_not_write_is_refused(
 ) -> None:
     bundle = changed(pairs["dspark"], tmp_path / "bundle", change)
     with pytest.raises(BundleError, match="no graph this edge-spec runs"):
-        BlockHead(bundle, bundle.manifest.head, CPU, threads=1)
+        BlockHead(bundle, bundle.manifest.head, CPU, 256, threads=1)
 
 
 def test_tables_of_another_size_are_refused(pairs: dict[str, Pair], tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ class BlockHead:
 
     Attributes:
         tokens: most tokens that a call drafts.
-        context: most tokens of a text whose positions it knows.
+        context: most tokens in a cache, whose positions it knows.
+        width: elements of a row of hidden states, those of all taps together.
         columns: of its logits.
         markov: what the token before adds to the logits of the one to come; ``None`` without.
         confident: whether it says how likely a token is to be accepted.
@@ -35,6 +36,7 @@ class BlockHead:
         bundle: Bundle,
         record: HeadRecord,
         providers: Sequence[str],
+        context: int,
         threads: int | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class BlockHead:
             bundle: the validated bundle.
             record: its head, of kind ``"dflash"`` or ``"dspark"``.
             providers: execution providers, the one that does the work first.
+            context: most tokens of a text.
             threads: CPU threads, ``None`` for ONNX Runtime's choice.
             options: of the CUDA provider.
 
@@ -55,7 +58,8 @@ class BlockHead:
         checked = check_head_graph(bundle, record)
         self._facts = record.model.architecture
         self.tokens, self._block = record.tokens, record.block_size
-        self.context = self._facts.context_length
+        self.context = min(context, self._facts.context_length)
+        self.width = len(record.taps) * bundle.manifest.target.architecture.hidden_size
         self.columns = bundle.manifest.vocab_size
         self.confident = record.confidence
         self.markov = MarkovBias.of_bundle(bundle, record) if record.markov_rank else None
