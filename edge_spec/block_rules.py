@@ -1,5 +1,4 @@
-"""Rules of the nodes in graphs of heads that draft a block at once (edge_spec/export/block_graph.py), and what such a
-graph is given.
+"""What graphs of heads that fill a block at once are given, and rules of their nodes (export/heads/block_graph.py).
 
 Rows are of five kinds: those of the features, as many as hidden states are read ("tap_rows"); those of the block, whose
 number is fixed; both together ("key_rows"); those of attention ("rows"); and those whose logits are wanted.

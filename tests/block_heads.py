@@ -43,7 +43,9 @@ def dspark_tensors(hidden: int, vocabulary: int, rank: int, seed: int = 1) -> Te
     return {name: value.half().float() for name, value in tensors.items()}
 
 
-def block_config(kind: str, hidden: int, vocabulary: int, layers: int, ids: list[int], **changes: Any) -> dict[str, Any]:
+def block_config(
+    kind: str, hidden: int, vocabulary: int, layers: int, ids: list[int], **changes: Any
+) -> dict[str, Any]:
     """The configuration beside them, where each kind keeps its own part."""
     own = {"mask_token_id": vocabulary - 1, "target_layer_ids": ids}
     sizes = {

@@ -19,7 +19,9 @@ class MarkovBias:
     Nothing of the table is in memory but what is read of it, and what the system keeps of the file.
     """
 
-    def __init__(self, before: NDArray[np.float16], after: NDArray[np.float16], confidence: NDArray[np.float16]) -> None:
+    def __init__(
+        self, before: NDArray[np.float16], after: NDArray[np.float16], confidence: NDArray[np.float16]
+    ) -> None:
         """Take the tables.
 
         Args:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.architecture import Architecture, check_sizes, tensor_shapes
 from edge_spec.export.checkpoint import Float32Array
@@ -210,9 +209,7 @@ def _kind(config: Metadata) -> Literal["dflash", "dspark"]:
     return ARCHITECTURES[_named(config)]
 
 
-def _check_extras(
-    config: Metadata, kind: str, rank: int, confidence: bool, reads_token: bool, said: Metadata
-) -> None:
+def _check_extras(config: Metadata, kind: str, rank: int, confidence: bool, reads_token: bool, said: Metadata) -> None:
     """Raise UnsupportedError or CheckpointError unless the parts beside the layers are those of DSpark, or absent."""
     if kind == "dflash" and (rank or confidence):
         raise UnsupportedError(
@@ -254,5 +251,3 @@ def _architecture(config: Metadata, context: int) -> Architecture:
         raise UnsupportedError(f"{config.where}: attention_bias or mlp_bias is true, which is not supported")
     check_sizes(facts, config.where)
     return facts
-
-

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edge_spec.export.architecture import Architecture
-from edge_spec.export.heads.block_checkpoint import BlockFacts
 from edge_spec.export.graph_matrix import look_up, multiply
 from edge_spec.export.graph_rotation import rotated, unrotated
 from edge_spec.export.graph_stream import ResidualStream, rms_norm
 from edge_spec.export.graph_tape import CONTRIB, GraphTape, describe
+from edge_spec.export.heads.block_checkpoint import BlockFacts
 from edge_spec.export.packing import PackedEmbedding, PackedLayer, PackedMatrix
 from edge_spec.export.recipe import Device
 from edge_spec.export.rope import Rope

@@ -109,9 +109,7 @@ def _rotary(head: BlockCheckpoint, packer: Packer) -> dict[Rope, tuple[ir.Tensor
     for index, rope in enumerate(head.architecture.ropes):
         # The block's positions lie behind the last feature's.
         positions = head.architecture.context_length + head.facts.block_size + 1
-        cos, sin = (
-            require_finite(table, "rotary table", head.source) for table in rotary_tables(rope, positions)
-        )
+        cos, sin = (require_finite(table, "rotary table", head.source) for table in rotary_tables(rope, positions))
         name = f"rotary.{index}" if index else "rotary"
         stored[rope] = packer.vector(name + "_cos", cos), packer.vector(name + "_sin", sin)
     return stored

@@ -66,7 +66,11 @@ def write_block_head(
             architecture=describe_architecture(sizes),
             recipe={**recipe.to_dict(), **formats},
             integer_weights=("int8" if signed_integers else "uint8") if "w8a8" in recipe.formats.values() else None,
-            graphs=(GraphRecord(f"{graph.parent.name}/{graph.name}", False, "float32" if target.device == "cpu" else "float16"),),
+            graphs=(
+                GraphRecord(
+                    f"{graph.parent.name}/{graph.name}", False, "float32" if target.device == "cpu" else "float16"
+                ),
+            ),
             quality=None,
         ),
         tokens=facts.tokens,

@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 
 from edge_spec.errors import ProviderError, RequestError
 from edge_spec.runtime.block_head import BlockHead
-from edge_spec.runtime.drafters.read_block import BlockReading
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.drafters.block_choice import propose_block
 from edge_spec.runtime.drafters.parallel_choice import parallel_evidence, propose_places
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
+from edge_spec.runtime.drafters.read_block import BlockReading
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.proposal import Evidence, Proposal
 
