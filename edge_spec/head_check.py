@@ -10,10 +10,10 @@ import numpy.typing as npt
 from edge_spec.block_rules import block_inputs, block_outputs, block_rules
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
-from edge_spec.graph_check import GraphChecker, checked_graph
+from edge_spec.graph_check import GraphChecker, read_checked
 from edge_spec.head_rules import FEATURE_ROWS, RECURRENT_HEAD_RULES, TAP_ROWS
 from edge_spec.manifest import HEAD_IDS, HeadKind, HeadRecord
-from edge_spec.medusa_rules import medusa_rules
+from edge_spec.medusa_rules import medusa_inputs, medusa_outputs, medusa_rules
 from edge_spec.onnx_file import FLOAT, INT32, INT64, Declared, OnnxGraph
 
 
@@ -61,7 +61,7 @@ class RecurrentHeadChecker(HeadChecker):
 
 
 class MedusaChecker(HeadChecker):
-    """Of heads that each draft the token of one place, all in a call."""
+    """Of Medusa heads."""
 
     def __init__(self, parsed: OnnxGraph, head: HeadRecord, bundle: Bundle) -> None:
         """Check what was read of the heads' graph."""
@@ -70,11 +70,11 @@ class MedusaChecker(HeadChecker):
 
     def contract_inputs(self) -> dict[str, Declared]:
         """The inputs that the graph must have."""
-        return {"taps": Declared(self.float, (1, TAP_ROWS, self.facts.hidden_size))}
+        return medusa_inputs(self.facts.hidden_size, self.float)
 
     def contract_outputs(self) -> dict[str, Declared]:
         """The outputs that the graph must have."""
-        return {"logits": Declared(FLOAT, (self.head.tokens, TAP_ROWS, self.facts.logits_size))}
+        return medusa_outputs(self.head.tokens, self.facts.logits_size)
 
 
 class BlockChecker(HeadChecker):
@@ -122,7 +122,7 @@ def check_head_graph(bundle: Bundle, head: HeadRecord) -> OnnxGraph:
         BundleError: it cannot be read, or is not what the exporter writes.
     """
     checker = _CHECKERS[head.kind]
-    return checked_graph(bundle, head.model.graphs[0], lambda parsed: checker(parsed, head, bundle).run())
+    return read_checked(bundle, head.model.graphs[0], lambda parsed: checker(parsed, head, bundle).run())
 
 
 def read_head_ids(bundle: Bundle, head: HeadRecord) -> npt.NDArray[np.int64] | None:
