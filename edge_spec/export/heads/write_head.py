@@ -72,7 +72,7 @@ def write_head(
         block = BlockCheckpoint(head_folder, manifest)
         record = write_block_head(block, target, folder / GRAPH, folder / WEIGHTS, recipe, progress)
     else:
-        head = read_head(head_folder, manifest, taps)
+        head = read_head(head_folder, manifest, taps, target.final_norm())
         progress("export head", 1, 3)
         record = _write(folder, head, target, recipe)
     progress("export head", 2, 3)
