@@ -40,8 +40,7 @@ def pack_block_head(
         progress: told about every layer.
 
     Raises:
-        CheckpointError: a tensor is damaged.
-        UnsupportedError: the target's stored lm_head cannot be shared.
+        CheckpointError: a tensor is damaged, or the target's own checkpoint is needed and is gone.
     """
     sizes, stage = head.architecture, "export head"
     hidden, taps = sizes.hidden_size, len(head.facts.taps)
@@ -122,7 +121,7 @@ def _to_logits(head: BlockCheckpoint, target: TargetOfBundle, packer: Packer) ->
     """
     if target.rotation is None:
         return None
-    gain = folded_gain(target, head.tensors, head.source)
+    gain = folded_gain(target, head.tensors)
     # What a gain of zero hides is lost.
     return packer.vector("to_logits", np.divide(1, gain, out=np.zeros_like(gain), where=gain != 0))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_spec.errors import CheckpointError, UnsupportedError
-from edge_spec.export.checkpoint import Float32Array, open_checkpoint
+from edge_spec.export.checkpoint import Float32Array
 from edge_spec.export.heads.head_tensors import HeadTensors
+from edge_spec.export.heads.target_checkpoint import checkpoint_of
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
 
 # Rows of lm_head that are compared. What rounding did to them averages out.
@@ -15,20 +15,19 @@ _ROWS = 4096
 _APART = 0.1
 
 
-def folded_gain(target: TargetOfBundle, head: HeadTensors, source: str) -> Float32Array:
+def folded_gain(target: TargetOfBundle, head: HeadTensors) -> Float32Array:
     """The gain, float32 [hidden].
 
     The stored rows are those of the checkpoint times the gain, so it is found by comparing them with rows that do not
-    have it: the head's own copy of lm_head, or the target's embedding where lm_head is the same matrix, or else with
-    the target's checkpoint, if it still lies where it was.
+    have it: the head's own copy of lm_head, or the target's embedding where lm_head is the same matrix. Failing that,
+    the target's checkpoint is asked.
 
     Args:
         target: whose stream is rotated.
         head: tensors of a head, among which lm_head may be.
-        source: what the head is called.
 
     Raises:
-        UnsupportedError: none of these is there.
+        CheckpointError: none of these is there.
     """
     facts = target.record.architecture
     count = min(_ROWS, target.vocab_size)
@@ -43,17 +42,8 @@ def folded_gain(target: TargetOfBundle, head: HeadTensors, source: str) -> Float
         gain = (plain * stored).sum(axis=0) / np.maximum((plain * plain).sum(axis=0), np.finfo(np.float32).tiny)
         if np.linalg.norm(plain * gain - stored) <= _APART * np.linalg.norm(stored):
             return np.asarray(gain, np.float32)
-    try:
-        checkpoint = open_checkpoint(target.record.source, offline=True)
-        if checkpoint.architecture.hidden_size == facts.hidden_size:
-            return checkpoint.tensor("norm.weight") * np.float32(checkpoint.architecture.logits_scale)
-    except (CheckpointError, UnsupportedError):
-        pass
-    raise UnsupportedError(
-        f"{source}: the head shares the target's lm_head, which is stored with the gains of the target's final norm in "
-        f"it, and the target's checkpoint is not at {target.record.source!r} any more, which would tell them; put it "
-        "there, or export the target by recipe int4, fp16 or fp32"
-    )
+    checkpoint = checkpoint_of(target.record)
+    return checkpoint.tensor("norm.weight") * np.float32(checkpoint.architecture.logits_scale)
 
 
 def _unrotated(target: TargetOfBundle, rows: Float32Array) -> Float32Array:

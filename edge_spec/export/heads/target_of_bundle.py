@@ -99,7 +99,7 @@ class TargetOfBundle:
         if packed.format != "w8a8":
             return columns
         middle = np.float32(128 if parts["weight"].dtype == np.uint8 else 0)
-        return (columns - middle) * parts["scale"][start:stop, None]
+        return np.asarray((columns - middle) * parts["scale"][start:stop, None], np.float32)
 
     def _parts(self, name: str) -> dict[str, ir.TensorProtocol]:
         return {part: self._tensor(f"{name}.{part}") for part in _BLOCK_PARTS if f"{name}.{part}" in self._initializers}

@@ -39,8 +39,7 @@ def write_block_head(
         progress: told about every layer.
 
     Raises:
-        CheckpointError: a tensor is damaged.
-        UnsupportedError: the target's stored lm_head cannot be shared.
+        CheckpointError: a tensor is damaged, or the target's own checkpoint is needed and is gone.
     """
     facts, signed_integers = head.facts, not integer_products_saturate()
     ends = TargetEnds(target.embedding(), target.lm_head(), target.rotation)
