@@ -179,7 +179,8 @@ def generate(bundle: Path, limits: dict[str, Any]) -> None:
             "repetition_penalty": 1.05,
         }
         # With the draft model, or whoever is worth it; then the same text in the widest proposals.
-        drafter = {"speculation": "model", "max_draft": min(4, planned.widest)} if planned.draft else {}
+        named = "head" if planned.head else "model" if planned.draft else None
+        drafter = {} if named is None else {"speculation": named, "max_draft": min(4, planned.widest)}
         first = engine.generate(prompt, **drafter, **options)
         engine.add_drafter(KnownAnswer([*prompt, *first.token_ids]))
         second = engine.generate(prompt, speculation="known", max_draft=planned.widest, **options)

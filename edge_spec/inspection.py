@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_spec.byte_size import size_text
-from edge_spec.manifest import CHAT_TEMPLATE, ArchitectureRecord, CacheType, FileRecord, Manifest, ModelRecord
+from edge_spec.manifest import (
+    CHAT_TEMPLATE,
+    ArchitectureRecord,
+    CacheType,
+    FileRecord,
+    HeadRecord,
+    Manifest,
+    ModelRecord,
+)
 
 _LABEL = 17
 _CACHE_ITEM_BYTES: dict[CacheType, int] = {"float32": 4, "float16": 2, "int8": 1}
@@ -23,6 +31,10 @@ def describe_bundle(path: Path, manifest: Manifest) -> str:
         lines += [*_fields(_model(draft, manifest)), *_fields(_speech(draft, manifest))]
     if not manifest.drafts:
         lines += ["", "draft: none"]
+    if manifest.head is not None:
+        lines += ["", f"head: {manifest.head.model.source}", *_fields(_head(manifest.head, manifest))]
+    if manifest.head is not None and manifest.drafts:
+        lines += ["", _choice(manifest)]
     lines += ["", "files:"]
     lines += _files(manifest.files)
     return "\n".join(map(printable, lines))
@@ -61,7 +73,8 @@ def _model(model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "int4 blocks", f"{model.recipe['block_size']} weights each"
     stored = f", w8a8 ones as {model.integer_weights}" if model.integer_weights else ""
     folder = model.graphs[0].path.partition("/")[0]
-    yield "weights", size_text(_total(manifest, f"{folder}/")) + stored
+    beside = 0 if manifest.head is None else _total(manifest, "target/head.")
+    yield "weights", size_text(_total(manifest, f"{folder}/") - (beside if folder == "target" else 0)) + stored
     items = 2 * facts.layers * facts.kv_heads * facts.head_size
     types = dict.fromkeys(graph.kv for graph in model.graphs)
     caches = (f"{size_text(items * _CACHE_ITEM_BYTES[kv])} in {kv}" for kv in types)
@@ -74,6 +87,31 @@ def _model(model: ModelRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "graph", f"{graph.path}, {does}, KV cache in {graph.kv}{via}"
     yield "quality", _quality(model)
     yield "source SHA-256", model.source_sha256
+
+
+def _head(head: HeadRecord, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "design", head.kind
+    behind = ", ".join(map(str, head.taps))
+    yield "reads", f"the target's hidden states behind {behind} of its {manifest.target.architecture.layers} layers"
+    proposed = f"{head.model.architecture.logits_size:,} of the target's ids" if head.names_columns else "any id"
+    yield "proposes", f"{proposed}, {'a token' if head.tokens == 1 else f'{head.tokens} tokens'} a call"
+    own = {"embeddings": None, "weights": size_text(_total(manifest, head.model.graphs[0].path))}
+    own |= {"graph": f"{head.model.graphs[0].path}, beside the target's"}
+    if head.kind == "medusa":
+        own |= {"attention": None, "KV cache": None}
+    for label, value in _model(head.model, manifest):
+        told = own.get(label, value)
+        if told is not None:
+            yield label, told
+
+
+def _choice(manifest: Manifest) -> str:
+    """Which of head and draft model is loaded where memory is no matter."""
+    from edge_spec.runtime.calibration_cache import kept_calibrations
+    from edge_spec.runtime.memory import plan_memory
+    from edge_spec.runtime.memory_table import describe_choice
+
+    return describe_choice(plan_memory(manifest, None, kept=kept_calibrations(manifest)))
 
 
 def _positions(facts: ArchitectureRecord) -> Iterator[str]:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from medusa_heads import ReferenceHeads, random_heads, save_heads
 
+import edge_spec
 from edge_spec.bundle import Bundle, new_bundle, open_bundle
 from edge_spec.errors import BundleError, CheckpointError, EdgeSpecError, ProviderError, UnsupportedError
 from edge_spec.export import export_pair
@@ -50,9 +51,7 @@ class Pair:
     Where they are fitted, the heads' lm_heads are made of texts of the target, so that now and then they are right.
     """
 
-    def __init__(
-        self, folder: Path, family: str = "llama", recipe: str = "fp32", ids: Any = None, **changes: Any
-    ) -> None:
+    def __init__(self, folder: Path, family: str = "llama", fitted: bool = False, **changes: Any) -> None:
         self.target = random_model(family, seed=5, **changes)
         self.checkpoint = save_checkpoint(folder / "target", self.target, eos=None)
         self.tensors = random_heads(HEADS, LAYERS, HIDDEN, VOCAB)
@@ -238,6 +237,18 @@ def test_a_tree_accepts_more_than_its_chain(pair: Pair) -> None:
     _, _, chain = generated(pair, "chain", params, defer=False)
     _, _, tree = generated(pair, "tree", params, defer=False)
     assert tree > chain
+
+
+@pytest.mark.parametrize("verification", ["coupled", "traversal"])
+def test_an_engine_drafts_with_heads_and_writes_the_same_text(pair: Pair, verification: str) -> None:
+    engine = edge_spec.load(pair.bundle.path, threads=1, context=160)
+    for options in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 4}):
+        asked = {"max_new_tokens": 60, "verification": verification, **options}
+        written = engine.generate([3, 43, 7], speculation="head", max_draft=4, **asked)
+        assert 0 < written.statistics.accepted < written.statistics.drafted
+        if verification == "coupled" or options["temperature"] == 0.0:
+            assert written.token_ids == engine.generate([3, 43, 7], speculation="off", **asked).token_ids
+            assert written.token_ids == engine.generate([3, 43, 7], **asked).token_ids
 
 
 # Checkpoints that are not what they should be

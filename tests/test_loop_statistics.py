@@ -37,6 +37,7 @@ from edge_spec.runtime.tap_rows import TapRows
 from edge_spec.runtime.tokenizer import TextTokenizer
 from edge_spec.runtime.verification import RULES
 from reference_decoder import law_of, penalized
+from stub_head import Histories, TappedModel, head_for
 from stub_model import LogitsOf, StubDrafter, StubModel, context_of, rounds_of
 from tiny_models import letter_tokenizer
 
@@ -57,7 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.5,
     },
 }
-DRAFTERS = ("lookup", "model", "garbage", "trimmed", "other tokens", "heads")
+DRAFTERS = ("lookup", "model", "garbage", "trimmed", "other tokens", "head", "trimmed head", "medusa")
 
 
 # Logits of the next token, by the last one. The draft overrates one token wherever it is, so that rounds meet the same
@@ -90,7 +91,8 @@ class HeadsOfText(MedusaDrafter):
     def __init__(self) -> None:
         heads: Any = SimpleNamespace(count=2, logits=lambda state: HEADS[int(state[0, 0])])
         self.cache = SimpleNamespace(taps=None)
-        super().__init__(heads, SimpleNamespace(cache=self.cache))  # type: ignore[arg-type]
+        target: Any = SimpleNamespace(cache=self.cache)
+        super().__init__(heads, target)
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         self.cache.taps = TapRows(1, 64)
@@ -105,7 +107,7 @@ def other_tokens() -> tuple[TextTokenizer, TextTokenizer]:
     return loaded(letter_tokenizer("abc")), loaded(own)
 
 
-def drafter_of(kind: str, seed: int) -> Drafter:
+def drafter_of(kind: str, seed: int, target: TappedModel) -> Drafter:
     if kind == "lookup":
         return LookupDrafter(max_ngram=2, min_ngram=1)
     if kind == "model":
@@ -114,11 +116,16 @@ def drafter_of(kind: str, seed: int) -> Drafter:
         vocabulary = DraftVocabulary(np.array([0, 2]), VOCAB)
         model: Any = StubModel(lambda history: draft_logits(history)[[0, 2]])
         return ModelDrafter(model, vocabulary=vocabulary)
-    if kind == "heads":
+    if kind == "medusa":
         return HeadsOfText()
     if kind == "other tokens":
         model = StubModel(lambda history: OTHER_MODEL[history[-1]])
         return ReencodedDrafter(model, ReencodedText(*other_tokens(), VOCAB, len(OTHER_MODEL)), 1.0)
+    if kind == "head":
+        return head_for(target, draft_logits)
+    if kind == "trimmed head":
+        vocabulary = DraftVocabulary(np.array([0, 2]), VOCAB)
+        return head_for(target, lambda history: draft_logits(history)[[0, 2]], vocabulary=vocabulary)
     luck = np.random.default_rng(seed)
     return StubDrafter(lambda history, budget: luck.integers(VOCAB, size=budget).tolist())
 
@@ -166,16 +173,16 @@ class Measured:
         return self.g < self.g_limit and self.distance < self.distance_limit
 
 
-def measure(rule: str, setting: str, make_drafter: Callable[[int], Drafter]) -> Measured:
+def measure(rule: str, setting: str, make_drafter: Callable[[int, TappedModel], Drafter]) -> Measured:
     law = law_of_texts(setting)
     seen: Counter[tuple[int, ...]] = Counter()
     drafted = accepted = 0
-    target = StubModel(target_logits)
+    target = TappedModel(target_logits, Histories())
     for seed in range(SAMPLES):
         context = context_of(PROMPT, SamplingParams(seed=seed, **SETTINGS[setting]), rule)
         target.cache.rollback(0)
         # The end of the text lies behind what is counted, so that no proposal is cut for its sake.
-        rounds = rounds_of(target, make_drafter(seed), context, len(PROMPT) + LENGTH + DRAFT, DRAFT, rule)
+        rounds = rounds_of(target, make_drafter(seed, target), context, len(PROMPT) + LENGTH + DRAFT, DRAFT, rule)
         while len(context.tokens) < len(PROMPT) + LENGTH:
             round_ = next(rounds)
             drafted += round_.drafted
@@ -207,7 +214,7 @@ def chi_square_limit(freedom: int) -> float:
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_texts_follow_the_targets_law(rule: str, kind: str, setting: str) -> None:
-    measured = measure(rule, setting, lambda seed: drafter_of(kind, seed))
+    measured = measure(rule, setting, lambda seed, target: drafter_of(kind, seed, target))
     assert measured.right, measured
     assert 0 < measured.accepted < measured.drafted
 
@@ -254,7 +261,7 @@ def test_a_planted_fault_of_the_loop_is_noticed(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], rule: str, kind: str, setting: str
 ) -> None:
     plant(monkeypatch)
-    assert not measure(rule, setting, lambda seed: drafter_of(kind, seed)).right
+    assert not measure(rule, setting, lambda seed, target: drafter_of(kind, seed, target)).right
 
 
 class Liar(ModelDrafter):
@@ -284,9 +291,9 @@ cheats = pytest.mark.parametrize(("cheat", "logits_of"), [(Liar, draft_logits), 
 @cheats
 @pytest.mark.parametrize("rule", ["token", "block", "traversal"])
 def test_a_drafter_that_cheats_is_noticed(rule: str, cheat: Any, logits_of: LogitsOf) -> None:
-    assert not measure(rule, "temperature", lambda seed: cheat(StubModel(logits_of))).right
+    assert not measure(rule, "temperature", lambda seed, target: cheat(StubModel(logits_of))).right
 
 
 @cheats
 def test_the_coupled_rule_is_immune_to_drafters_that_cheat(cheat: Any, logits_of: LogitsOf) -> None:
-    assert measure("coupled", "temperature", lambda seed: cheat(StubModel(logits_of))).right
+    assert measure("coupled", "temperature", lambda seed, target: cheat(StubModel(logits_of))).right

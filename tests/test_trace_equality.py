@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from edge_spec.errors import NoTokenLeftError
 from edge_spec.runtime import loop
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.drafters.chain import ChainDrafter
+from edge_spec.runtime.drafters.head import HeadDrafter
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Budget, Drafter
@@ -23,6 +25,7 @@ from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
 from edge_spec.runtime.verification import RULES
 from reference_decoder import DeadEndError, Reference, reference_decode
+from stub_head import Histories, TappedModel, head_for
 from stub_model import Pausing, StubDrafter, StubModel, context_of, rounds_of
 from test_reference_decoder import EOS, VOCAB, Letters, grammar, hash_of_prefix, options_of, requests, tokens
 
@@ -39,6 +42,9 @@ DRAFTERS = (
     "short model",
     "tree",
     "model tree",
+    "head",
+    "short head",
+    "head tree",
 )
 
 _hashed = functools.lru_cache(200_000)(hash_of_prefix())
@@ -54,12 +60,26 @@ def draft_logits(history: Sequence[int]) -> np.ndarray:
     return target_logits(history) + _strange((*history, 255))
 
 
-class Bushy(ModelDrafter):
+class Bushy(ChainDrafter[Any, Any]):
     """Keeps the chain short, so that there is room for siblings."""
 
     def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
         short = Budget(budget.tokens, budget.branches, lambda chain: len(chain) < 2)
         return super().propose(context, short, prefix)
+
+
+class BushyModel(Bushy, ModelDrafter):
+    pass
+
+
+class BushyHead(Bushy, HeadDrafter):
+    pass
+
+
+def target_of(kind: str) -> StubModel:
+    if "head" in kind:
+        return TappedModel(target_logits, Histories(), context=CONTEXT)
+    return StubModel(target_logits, CONTEXT)
 
 
 @st.composite
@@ -79,8 +99,8 @@ def cases(draw: st.DrawFn) -> tuple[list[int], SamplingParams, list[Any], str, s
     )
 
 
-def drafter_of(kind: str, text: list[int], luck: np.random.Generator) -> Drafter | None:
-    """A drafter; ``text`` is what the target will say."""
+def drafter_of(kind: str, text: list[int], luck: np.random.Generator, target: StubModel) -> Drafter | None:
+    """A drafter for a target; ``text`` is what that will say."""
 
     def propose(history: Sequence[int], budget: int) -> list[int]:
         skill = {"garbage": 0.0, "good": 1.0, "mixed": 0.8}[kind]
@@ -112,7 +132,10 @@ def drafter_of(kind: str, text: list[int], luck: np.random.Generator) -> Drafter
         drafter = StubDrafter(propose_tree)
     elif kind in ("model", "twin", "short model", "model tree"):
         model = StubModel(target_logits if kind == "twin" else draft_logits, 12 if kind == "short model" else CONTEXT)
-        drafter = (Bushy if kind == "model tree" else ModelDrafter)(model)  # type: ignore[arg-type]
+        drafter = (BushyModel if kind == "model tree" else ModelDrafter)(model)  # type: ignore[arg-type]
+    elif isinstance(target, TappedModel):
+        drafter_kind = BushyHead if kind == "head tree" else HeadDrafter
+        drafter = head_for(target, draft_logits, 12 if kind == "short head" else None, kind=drafter_kind)
     else:
         drafter = StubDrafter(propose)
     return Pausing(drafter, cap)
@@ -143,8 +166,8 @@ def test_same_seed_same_tokens_whoever_drafts(case: Any) -> None:
         reference = reference_of(dead_end - len(prompt))
     assume(reference.margin > 1e-5)
 
-    target = StubModel(target_logits, CONTEXT)
-    drafter = drafter_of(kind, [*prompt, *reference.token_ids], np.random.default_rng(luck))
+    target = target_of(kind)
+    drafter = drafter_of(kind, [*prompt, *reference.token_ids], np.random.default_rng(luck), target)
     context = context_of(prompt, params, rule, processors)
     output = Output(letters, params, [EOS], CONTEXT - len(prompt))  # type: ignore[arg-type]
 
@@ -182,9 +205,9 @@ def test_the_drafters_above_are_what_they_are_called(kind: str, temperature: flo
         prompt = [seed % 10, 1, 2, 3, 1, 2, 3]
         plain = context_of(prompt, params)
         list(rounds_of(StubModel(target_logits, CONTEXT), None, plain, CONTEXT))
-        drafter = drafter_of(kind, plain.tokens, np.random.default_rng(seed))
+        target = target_of(kind)
+        drafter = drafter_of(kind, plain.tokens, np.random.default_rng(seed), target)
         context = context_of(prompt, params)
-        target = StubModel(target_logits, CONTEXT)
         rounds = list(rounds_of(target, drafter, context, CONTEXT, 8, branches="tree" in kind, defer=defer))
         assert context.tokens == plain.tokens
         drafted += sum(round_.drafted for round_ in rounds)

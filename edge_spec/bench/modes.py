@@ -12,6 +12,9 @@ from edge_spec.runtime.exactness import Exactness
 PLAIN = "off"
 BASELINE = "baseline"
 
+# Drafters that not every bundle has, in words.
+_NETWORKS = {"head": "head", "model": "draft model"}
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -50,7 +53,8 @@ def require_drafters(modes: Sequence[Mode], drafters: Sequence[str]) -> None:
     known = ("off", "auto", *drafters)
     for mode in modes:
         if mode.speculation not in known:
-            hint = " This bundle has no draft model." if mode.speculation == "model" else ""
+            hints = {name: f" This bundle has no {words}, or it is not loaded." for name, words in _NETWORKS.items()}
+            hint = hints.get(mode.speculation, "")
             raise RequestError(
                 f"the mode {mode.name!r} asks for the drafter {mode.speculation!r}, expected one of "
                 f"{', '.join(map(repr, known))}.{hint}"

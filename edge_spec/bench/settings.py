@@ -27,7 +27,8 @@ class Settings:
         temperature, seed: 0 always takes the likeliest token; above, each prompt has its own seed, from ``seed`` on.
             Where a log says otherwise, that holds.
         baseline: another bundle, to be decoded plainly.
-        device, memory_budget, kv, context, threads, exactness: as for :func:`edge_spec.load`; ``None``: its default.
+        device, memory_budget, kv, drafter, context, threads, exactness: as for :func:`edge_spec.load`; ``None``: its
+            default.
         shared_engine: one engine for all modes, to save memory.
         output: folder for the report; ``None`` writes none.
     """
@@ -47,6 +48,7 @@ class Settings:
     device: str | None = None
     memory_budget: str | None = None
     kv: str | None = None
+    drafter: str | None = None
     context: int | None = None
     threads: int | None = None
     exactness: str | None = None
@@ -63,7 +65,7 @@ class Settings:
     @property
     def loading(self) -> dict[str, Any]:
         """Arguments of :func:`edge_spec.load` that were given."""
-        names = ("device", "memory_budget", "kv", "context", "threads", "exactness")
+        names = ("device", "memory_budget", "kv", "drafter", "context", "threads", "exactness")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property

@@ -94,6 +94,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         "device",
         "memory_budget",
         "kv",
+        "drafter",
         "context",
         "threads",
         "exactness",

@@ -44,7 +44,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
         if arguments.plot.suffix not in IMAGES:
             raise RequestError(f"--plot is {arguments.plot}, expected a file that ends in {', '.join(IMAGES)}.")
-    options: dict[str, Any] = given(arguments, "device", "threads", "context", "memory_budget", "kv")
+    options: dict[str, Any] = given(arguments, "device", "threads", "context", "memory_budget", "kv", "drafter")
     if arguments.fresh:
         options["calibration"] = "fresh"
     with measuring() as progress, edge_spec.load(arguments.bundle, **options, progress=progress) as engine:

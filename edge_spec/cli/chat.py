@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from edge_spec.cli.terminal import Terminal
     from edge_spec.manifest import CHAT_TEMPLATE
 
-    options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "exactness")
+    options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "drafter", "exactness")
     with measuring() as progress:
         engine = edge_spec.load(arguments.bundle, **options, progress=progress)
     with engine:

@@ -59,7 +59,17 @@ def add_machine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
         metavar="float32|float16|int8",
         help="store the target's keys and values so (as the model computes; int8 before the context gets shorter)",
     )
+    add_drafter_option(machine)
     return machine
+
+
+def add_drafter_option(parser: argparse._ActionsContainer) -> None:
+    """Add which drafter with a network of its own is loaded."""
+    parser.add_argument(
+        "--drafter",
+        metavar="auto|head|model|none",
+        help="load the bundle's head, its draft model, or neither (the one that gains more speed for its memory)",
+    )
 
 
 def add_exactness_option(machine: argparse._ArgumentGroup) -> None:
@@ -101,7 +111,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
 
 def add_speculation_options(parser: argparse.ArgumentParser, grammar: bool = False) -> None:
     """Add who drafts, with what a grammar forces if there can be one; how much, and what is kept."""
-    others = "model, grammar" if grammar else "model"
+    others = "model, head, grammar" if grammar else "model, head"
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument(
         "--speculation",

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edge_spec.cli.command import add_command
+from edge_spec.cli.command import add_command, add_drafter_option
 
 EXIT_DOES_NOT_FIT = 1
 
@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
         "plan",
         "show how a bundle fits a memory budget",
         "Predict the peak memory of a bundle item by item, and find the best way to load it within a budget: with how "
-        "much context, with or without the draft model, with how wide a proposal. Nothing is loaded. The exit status "
-        f"is {EXIT_DOES_NOT_FIT} where not even the smallest way fits.",
+        "much context, with the draft model, the head or neither, with how wide a proposal. Nothing is loaded. The "
+        f"exit status is {EXIT_DOES_NOT_FIT} where not even the smallest way fits.",
         "edge-spec plan coder.pair",
         "edge-spec plan coder.pair --budget 2GiB",
         "edge-spec plan coder.pair --budget 1800MiB --budget 2GiB --budget 3GiB",
@@ -49,6 +49,7 @@ def add(commands: Any) -> None:
         help="for a bundle for CUDA: plan for a GPU that shares the machine's memory (Jetson), or for one with memory "
         "of its own, which the budget is then about (what is here, else unified)",
     )
+    add_drafter_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object, or a list of them for many budgets")
     parser.set_defaults(command=_plan)
 
@@ -57,6 +58,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from edge_spec.bundle import read_manifest
     from edge_spec.cli.command import given
     from edge_spec.errors import RequestError
+    from edge_spec.runtime.calibration_cache import kept_calibrations
     from edge_spec.runtime.device_memory import find_gpu
     from edge_spec.runtime.free_memory import available_memory
     from edge_spec.runtime.int8_cache import cache_types
@@ -81,8 +83,9 @@ def _plan(arguments: argparse.Namespace) -> int:
                 "as 4GiB."
             )
     budgets = [pools.budgets(budget, "--budget") for budget in arguments.budget or [None]]
-    wishes = given(arguments, "context", "conversations")
+    wishes = given(arguments, "context", "conversations", "drafter")
     kv_types = cache_types(manifest, arguments.kv)
+    kept = [] if absent or manifest.head is None else kept_calibrations(manifest)
     plans = [
         plan_memory(
             manifest,
@@ -92,6 +95,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             profile=profile,
             pools=pools.kind,
             host_budget=host_budget,
+            kept=kept,
         )
         for budget, host_budget in budgets
     ]

@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if (grammar := _grammar(arguments)) is not None:
         request["grammar"] = grammar
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
-    options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "exactness")
+    options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "drafter", "exactness")
     with measuring() as progress:
         engine = edge_spec.load(arguments.bundle, **options, progress=progress)
     with engine:

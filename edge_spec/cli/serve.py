@@ -117,7 +117,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     opened = listen(arguments.host, arguments.port)  # before the model is loaded, which takes a while
     with opened:
         bundle = arguments.bundle if arguments.target is None else _exported(arguments)
-        options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "exactness")
+        options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "drafter", "exactness")
         options["conversations"] = arguments.conversations or arguments.parallel
         with measuring() as progress:
             engine = edge_spec.load(bundle, **options, progress=progress)

@@ -19,6 +19,7 @@ _COLORS = {
     "recycling": "#2a7fbf",
     "lookup": "#d0602a",
     "model": "#b65a98",
+    "head": "#c2455c",
     "deferred": "#7a7f87",
     "grammar": "#1a8a68",
 }

@@ -136,7 +136,7 @@ def _complete(name: HubName, repository: _Repository) -> HubCheckpoint:
     for file in SMALL:
         if file in repository.files:
             repository.get(file)
-    weights: tuple[str, ...] = (MEDUSA_WEIGHTS if MEDUSA_WEIGHTS in repository.files else WEIGHTS,)
+    weights = tuple(file for file in (WEIGHTS, MEDUSA_WEIGHTS) if file in repository.files)
     if INDEX in repository.files:
         weights = shards(repository.get(INDEX).read_bytes())
     _require_space(repository, weights)

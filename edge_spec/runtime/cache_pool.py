@@ -82,6 +82,19 @@ class CachePool:
         with self._lock:
             return sum(text.cache.memory_bytes for text in self._texts if not text.in_use)
 
+    @property
+    def tap_bytes(self) -> int:
+        """Bytes of the hidden states that are kept for a head, of all texts."""
+        with self._lock:
+            return sum(text.cache.taps.memory_bytes for text in self._texts if text.cache.taps is not None)
+
+    def give_back_taps(self) -> None:
+        """Forget the hidden states of all texts. What the caches hold stays."""
+        with self._lock:
+            for text in self._texts:
+                if text.cache.taps is not None:
+                    text.cache.taps.give_back()
+
     def add(self) -> CachedText:
         """An empty text, for a session."""
         return CachedText(self._model.new_cache())
@@ -129,6 +142,9 @@ class CachePool:
             others = sorted(self._texts[:-1], key=lambda other: other.in_use)  # stable: idle ones first, oldest first
             while others and wanted + sum(other.cache.capacity for other in others) > self.slots:
                 self._evict(others.pop(0))
+            for other in others:
+                if other.cache.taps is not None:
+                    other.cache.taps.trim()
 
     def remove(self, text: CachedText) -> None:
         """Forget a text, once it is no longer in use. Doing so twice does no harm."""

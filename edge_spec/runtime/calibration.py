@@ -6,20 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_spec.runtime.call_timer import CallTimer, Clock
+from edge_spec.runtime.block_head import BlockHead
+from edge_spec.runtime.call_timer import CallTimer, Clock, TimedNetwork
+from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
+from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.logit_rows import LogitRows, likeliest_of, top_of
+from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.timed_block import TimedBlock, guesses
+from edge_spec.runtime.timed_head import TimedHead
 
 # Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
 TEXT = "The library in our town opens at nine in the morning. On Saturdays it"
 
 Progress = Callable[[str, float], None]
+
+AnyHead: TypeAlias = HeadModel | MedusaHeads | BlockHead
 
 # The usual row counts all, since kernels work in blocks and the costs have steps; of the others a few.
 _TARGET_ROWS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
@@ -39,6 +48,8 @@ COMPARED_ROWS = 8
 # Turns are taken until so many seconds have passed. The target takes two in any case, the second one cut short.
 _ENOUGH_SECONDS = 1.0
 _FEWEST_TURNS, _MOST_TURNS = 2, 3
+# In seconds; clocks may be too coarse to tell.
+_SHORTEST_CALL = 1e-9
 _ENOUGH_DRAFT_SECONDS = 0.5
 _MOST_PAIRS = 1024
 
@@ -49,8 +60,8 @@ class Calibration:
 
     Attributes:
         costs: of both models' calls.
-        agreement: for every token of a short text that the target wrote, the probability of the draft model's
-            likeliest token, and whether that was the target's. Empty without a draft model.
+        agreement: for every token of a short text that the target wrote, the probability of the draft model's or the
+            head's likeliest token, and whether that was the target's. Empty without either.
     """
 
     costs: Costs
@@ -79,6 +90,7 @@ def calibrate(
     most_rows: int = _TARGET_ROWS[-1],
     vocabulary: DraftVocabulary | None = None,
     draft_tokens: Sequence[int] | None = None,
+    head: AnyHead | None = None,
 ) -> Calibration:
     """Measure a pair.
 
@@ -92,8 +104,10 @@ def calibrate(
         progress: told the stage and which share of it is done.
         clock: seconds.
         most_rows: rows of the widest call that a round can have.
-        vocabulary: what the columns of the draft's logits stand for; ``None`` for the target's ids, one by one.
+        vocabulary: what the columns of the draft's or the head's logits stand for; ``None`` for the target's ids, one
+            by one.
         draft_tokens: the short text in the draft's own tokens, if those are not the target's. Then it is not compared.
+        head: in place of a draft; its cache is emptied. The target then tells the hidden states that it reads.
     """
     report = progress or (lambda stage, done: None)
     text = list(tokens[: min(_TEXT_TOKENS, max(1, target.context // 4))]) or [0]
@@ -102,6 +116,15 @@ def calibrate(
         costs, overhead = _measure_target(target, text, most_rows, report, clock)
     finally:
         target.cache.rollback(0)
+    if head is not None:
+        about = text, start, vocabulary or DraftVocabulary(), report, clock
+        if isinstance(head, MedusaHeads):
+            head_costs, agreement = _measure_medusa(target, head, *about)
+        elif isinstance(head, BlockHead):
+            head_costs, agreement = _measure_block(target, head, text, start, report, clock)
+        else:
+            head_costs, agreement = _measure_head(target, head, *about)
+        return Calibration(Costs(costs, head_costs, overhead), agreement)
     if draft is None:
         return Calibration(Costs(costs, None, overhead))
     try:
@@ -111,7 +134,7 @@ def calibrate(
             agreement = ()
             draft.cache.rollback(0)
             draft.prefill(list(draft_tokens[: draft.context // 2]) or [0])
-        draft_costs, chain_step = _measure_draft(draft, report, clock)
+        draft_costs, chain_step = _measure_draft(draft, "draft model", report, clock)
     finally:
         draft.cache.rollback(0)
     return Calibration(Costs(costs, draft_costs, overhead, chain_step), agreement)
@@ -193,7 +216,89 @@ def _compared(rows: LogitRows, row: int, token: int, vocabulary: DraftVocabulary
     return 1.0 / float(np.exp(logits - highest).sum()), vocabulary.id_of(int(logits.argmax())) == token
 
 
-def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCosts, float]:
+def _measure_head(
+    target: Model,
+    head: HeadModel,
+    text: Sequence[int],
+    start: int,
+    vocabulary: DraftVocabulary,
+    report: Progress,
+    clock: Clock,
+) -> tuple[CallCosts, tuple[tuple[float, bool], ...]]:
+    """Let the head read ``text``, compare its guesses for the tokens from ``start`` on, and time its calls."""
+    taps = target.cache.taps
+    assert taps is not None  # the target was loaded for a head
+    text = text[: min(head.context // 2, taps.limit)]
+    pairs = []
+    try:
+        target.prefill(text)
+        head.cache.rollback(0)
+        for first in range(0, len(text) - 2, COMPARED_ROWS):
+            stop = min(first + COMPARED_ROWS, len(text) - 2)  # the row of token p is about token p + 2
+            logits, _ = head.forward(text[first + 1 : stop + 1], range(stop - first), taps=taps.read(first, stop))
+            told = enumerate(text[first + 2 : stop + 2])
+            pairs += [_compared(logits, row, token, vocabulary) for row, token in told if first + row + 2 >= start]
+        costs, _ = _measure_draft(TimedHead(head), "head", report, clock)
+    finally:
+        target.cache.rollback(0)
+        head.cache.rollback(0)
+    return costs, tuple(pairs)
+
+
+def _measure_block(
+    target: Model, head: BlockHead, text: Sequence[int], start: int, report: Progress, clock: Clock
+) -> tuple[CallCosts, tuple[tuple[float, bool], ...]]:
+    """Compare what the head says of the next token in some places of ``text`` from ``start`` on, and time its calls."""
+    taps = target.cache.taps
+    assert taps is not None  # the target was loaded for a head
+    text = text[: min(head.context, taps.limit)]
+    try:
+        target.prefill(text)
+        pairs = tuple(guesses(head, text, taps, start))
+        timed = TimedBlock(head)
+        timed.forward((0,), ())  # the curves begin with a step behind something
+        costs, _ = _measure_draft(timed, "head", report, clock)
+    finally:
+        target.cache.rollback(0)
+    return costs, pairs
+
+
+def _measure_medusa(
+    target: Model,
+    heads: MedusaHeads,
+    text: Sequence[int],
+    start: int,
+    vocabulary: DraftVocabulary,
+    report: Progress,
+    clock: Clock,
+) -> tuple[CallCosts, tuple[tuple[float, bool], ...]]:
+    """Compare what the first head says for the tokens of ``text`` from ``start`` on, and time calls meanwhile."""
+    taps = target.cache.taps
+    assert taps is not None  # the target was loaded for heads
+    text = text[: taps.limit]
+    pairs, seconds = [], []
+
+    def timed(state: NDArray[np.float32]) -> NDArray[np.float32]:
+        started = clock()
+        logits = heads.logits(state)
+        seconds.append(clock() - started)
+        return logits
+
+    timed(np.full((1, taps.width), 0.1, np.float32))  # also where the text is too short
+    try:
+        target.prefill(text)
+        for place in range(max(start, 2), len(text)):
+            report("head", place / len(text))
+            logits = timed(taps.read(place - 2, place - 1))
+            pairs.append(_compared(logits, 0, text[place], vocabulary))
+    finally:
+        target.cache.rollback(0)
+    # A call has one row, and no cache grows beneath it.
+    usual = max(sorted(seconds)[len(seconds) // 2], _SHORTEST_CALL)
+    return CallCosts(CostCurve((1,), (usual,), (0.0,))), tuple(pairs)
+
+
+def _measure_draft(draft: TimedNetwork, name: str, report: Progress, clock: Clock) -> tuple[CallCosts, float]:
     """Time steps and catching up after the tokens in the draft's cache.
 
     Returns:
@@ -217,7 +322,7 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCo
     for turn in range(_MOST_TURNS):
         if clock() - started > _ENOUGH_DRAFT_SECONDS:
             break
-        report("draft model", turn / _MOST_TURNS)
+        report(name, turn / _MOST_TURNS)
         step()
         for rows in widths:
             timer.call(rows, (rows - 1,))
@@ -231,11 +336,11 @@ def _measure_draft(draft: Model, report: Progress, clock: Clock) -> tuple[CallCo
         if turn == 0 and length + CHUNK_ROWS <= draft.context:
             timer.call(CHUNK_ROWS, ())
             step()
-    report("draft model", 1.0)
+    report(name, 1.0)
     return CallCosts(timer.curve()), timer.chain_step
 
 
-def _far(model: Model) -> tuple[int, tuple[int, ...]]:
+def _far(model: TimedNetwork) -> tuple[int, tuple[int, ...]]:
     """The long past that fits the context, and the row counts to measure with it."""
     past = min(_FAR_PAST, model.context - _FAR_ROWS[-1])
     return past, _FAR_ROWS if past >= _LEAST_FAR_PAST else ()

@@ -10,10 +10,12 @@ import platform
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edge_spec.device_facts import board, governor, power_mode
+from edge_spec.manifest import Manifest
 from edge_spec.nvml import Library, find_library, read_gpus
 from edge_spec.runtime.calibration import Calibration
 from edge_spec.user_cache import named_cache, user_cache
@@ -51,6 +53,43 @@ def load_or_calibrate(
     calibration = measure()
     keep(file, {"key": key, **calibration.to_dict()})
     return calibration
+
+
+@dataclass(frozen=True)
+class KeptCalibration:
+    """A calibration that an earlier load has kept.
+
+    Attributes:
+        drafter: which drafter's calls it knows besides the target's; ``None`` for none.
+        calibration: what was measured.
+    """
+
+    drafter: Literal["head", "model"] | None
+    calibration: Calibration
+
+
+def kept_calibrations(manifest: Manifest, folder: Path | None = None) -> list[KeptCalibration]:
+    """What earlier loads have measured of a bundle on this machine, however it was loaded then; the latest first.
+
+    Args:
+        manifest: of the bundle.
+        folder: where calibrations lie; by default the user's.
+    """
+    folder = default_folder() if folder is None else folder
+    if folder is None:
+        return []
+    wanted = {"format": FORMAT, "bundle": manifest.digest, "machine": machine(on_gpu=manifest.device == "cuda")}
+    found = []
+    with suppress(OSError):
+        for file in folder.glob("*.json"):
+            with suppress(OSError, ValueError, RecursionError):
+                body = _body(file)
+                key = body.get("key")
+                if isinstance(key, dict) and all(key.get(name) == value for name, value in wanted.items()):
+                    drafter: Literal["head", "model"] | None = "model" if key.get("draft") else None
+                    kept = KeptCalibration("head" if key.get("head") else drafter, Calibration.from_dict(body))
+                    found.append((file.stat().st_mtime_ns, kept))
+    return [kept for _, kept in sorted(found, key=lambda pair: -pair[0])]
 
 
 def default_folder() -> Path | None:
@@ -107,14 +146,22 @@ def _first_line(file: Path) -> str:
     return lines[0].strip() if lines else ""
 
 
+def _body(file: Path) -> dict[str, Any]:
+    """What a file of this folder holds. Raises OSError, ValueError or RecursionError if it is nothing of the kind."""
+    with file.open("rb") as opened:
+        content = opened.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError("it is too long")
+    body = json.loads(content)
+    if not isinstance(body, dict):
+        raise ValueError("it is no object")
+    return body
+
+
 def _read(file: Path, key: dict[str, Any]) -> Calibration | None:
     try:
-        with file.open("rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError("it is too long")
-        body = json.loads(content)
-        if not isinstance(body, dict) or body.get("key") != key:
+        body = _body(file)
+        if body.get("key") != key:
             raise ValueError("it belongs to something else")
         return Calibration.from_dict(body)
     except FileNotFoundError:

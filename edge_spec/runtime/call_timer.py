@@ -4,15 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median, median_low
+from typing import Protocol
 
 from edge_spec.runtime.cost_curve import CostCurve
+from edge_spec.runtime.draft_chain import DraftedChain
+from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.logit_rows import LogitRows
-from edge_spec.runtime.model import Model
 
 Clock = Callable[[], float]
 
 # Plain steps on either side of a call that say how fast the machine was just then.
 _NEIGHBOURS = 2
+
+
+class TimedNetwork(Protocol):
+    """Whatever has calls to be timed: a model, or a head with inputs of its own making."""
+
+    @property
+    def cache(self) -> KVCache:
+        """That of the current text."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text."""
+        ...
+
+    @property
+    def chain_lengths(self) -> tuple[int, ...]:
+        """How many tokens one call can draft, the fewest first."""
+        ...
+
+    def forward(self, token_ids: Sequence[int], logit_rows: Sequence[int]) -> LogitRows:
+        """Append tokens to the cache and return the logits of chosen rows."""
+        ...
+
+    def draft(self, token_ids: Sequence[int], steps: int) -> DraftedChain:
+        """Append tokens to the cache, and draft those that follow in the same call."""
+        ...
 
 
 class CallTimer:
@@ -24,7 +53,7 @@ class CallTimer:
         clock: seconds.
     """
 
-    def __init__(self, model: Model, far_past: int, clock: Clock) -> None:
+    def __init__(self, model: TimedNetwork, far_past: int, clock: Clock) -> None:
         self._model = model
         self._clock = clock
         self._far_past = far_past

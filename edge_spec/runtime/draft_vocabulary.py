@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
+from edge_spec.head_check import read_head_ids
 from edge_spec.runtime.noise import Noise
 
 
@@ -82,3 +83,14 @@ def read_draft_vocabulary(bundle: Bundle) -> DraftVocabulary:
             "it again."
         )
     return DraftVocabulary(ids, speech.size)
+
+
+def read_head_vocabulary(bundle: Bundle) -> DraftVocabulary:
+    """Read what the columns of a bundle's head stand for, ids of the target.
+
+    Raises:
+        BundleError: the file cannot be read, or its ids are not ascending, or beyond those there are.
+    """
+    head = bundle.manifest.head
+    ids = None if head is None else read_head_ids(bundle, head)
+    return WHOLE if ids is None else DraftVocabulary(ids, bundle.manifest.vocab_size)

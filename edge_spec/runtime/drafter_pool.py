@@ -42,6 +42,7 @@ class DrafterPool:
         model: CostlyDrafter | None = None,
         clock: Callable[[], float] = perf_counter,
         waiting: Callable[[], int] = lambda: 0,
+        unloaded: Sequence[str] = (),
     ) -> None:
         """Collect drafters.
 
@@ -53,11 +54,13 @@ class DrafterPool:
             model: the draft model's or the head's, if there is one.
             clock: tells the time, in seconds.
             waiting: how many texts wait while another is being written.
+            unloaded: drafters that could have been loaded, and were not.
         """
         self._waiting = waiting
+        self._unloaded = unloaded
         self._goodput = Goodput(1.0 / calibration.costs.verify(1, 0))
         self.acceptance = AcceptanceTable({**PRIORS, **grammar_drafts.PRIORS, DEFERRED: 0.95})
-        self.acceptance.record(evidence_of(calibration.agreement))
+        self.acceptance.record(evidence_of(calibration.agreement, "model" if model is None else model.name))
         self._costs = calibration.costs
         self._credit = ProbingCredit()
         self._vocab_size = vocab_size
@@ -165,7 +168,12 @@ class DrafterPool:
         own = {} if forced is None else {forced.name: forced}
         if name not in ("auto", "off", *self.names, *own):
             known = ", ".join(repr(known) for known in ("auto", "off", *self.names, *own))
-            hints = {"model": " This bundle has no draft model.", "grammar": " This request has no grammar."}
+            hints = {
+                "head": " This bundle has no head.",
+                "model": " This bundle has no draft model.",
+                "grammar": " This request has no grammar.",
+                **{one: f" It is in this bundle, but not loaded; load with drafter={one!r}." for one in self._unloaded},
+            }
             hint = "".join(text for one, text in hints.items() if one == name)  # what is no name may have no hash
             raise RequestError(f"speculation is {name!r}, expected one of {known}.{hint}")
         if name == "off" or max_draft == 0:

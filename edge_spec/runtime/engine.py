@@ -19,7 +19,9 @@ from edge_spec.runtime.answers import Answers
 from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.cache_pool import CachedText, CachePool
 from edge_spec.runtime.calibration import Calibration, Progress
+from edge_spec.runtime.calibration_cache import kept_calibrations
 from edge_spec.runtime.completion import Chunk
+from edge_spec.runtime.configuration import DrafterChoice
 from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.device_memory import GpuMemory, find_gpu
 from edge_spec.runtime.drafter_pool import DrafterPool
@@ -37,7 +39,7 @@ from edge_spec.runtime.grammar_vocabulary import GrammarVocabulary
 from edge_spec.runtime.int8_cache import cache_types
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.logits_processors import LogitsProcessor
-from edge_spec.runtime.memory import plan_memory
+from edge_spec.runtime.memory import drafters_of, plan_memory
 from edge_spec.runtime.memory_budget import MemoryBudget
 from edge_spec.runtime.memory_failure import loading_failure, ran_out_of_memory
 from edge_spec.runtime.memory_pools import pools_here
@@ -69,6 +71,7 @@ def load(
     calibration: Calibration | Literal["fresh"] | None = None,
     progress: Progress | None = None,
     ngram_table: str | os.PathLike[str] | None = None,
+    drafter: DrafterChoice = "auto",
 ) -> Engine:
     """Load a pair bundle.
 
@@ -93,6 +96,9 @@ def load(
         progress: told what is being measured, and which share of it is done.
         ngram_table: a file written by :meth:`Engine.save_ngram_table`, from which drafting knows what was said before;
             need not exist.
+        drafter: which one with a network of its own is loaded: ``"head"`` or ``"model"``, which are then insisted on,
+            or ``"none"``; by default the one that is expected to gain more speed for its memory, as ``edge-spec plan``
+            says.
 
     Raises:
         BundleError: the bundle is missing, damaged, written by another version's format, or made for another processor.
@@ -115,6 +121,7 @@ def load(
             calibration,
             progress,
             ngram_table,
+            drafter,
         )
     except MemoryError as error:
         raise RequestError(f"There is not enough memory to load {path}; load it with a smaller context.") from error
@@ -151,6 +158,7 @@ class Engine(Askable):
         calibration: Calibration | Literal["fresh"] | None = None,
         progress: Progress | None = None,
         ngram_table: str | os.PathLike[str] | None = None,
+        drafter: DrafterChoice = "auto",
         available: Callable[[], int | None] = available_memory,
         find_gpu: Callable[[], GpuMemory | None] = find_gpu,
         memory_reserve: int | None = None,
@@ -175,8 +183,9 @@ class Engine(Askable):
         budget, host_budget = pools.budgets(memory_budget)  # before CUDA takes what the plan counts
         providers = select_provider(device, self.manifest.device)
         kv_types, profile = cache_types(self.manifest, kv), read_profile(self.manifest)
+        kept = kept_calibrations(self.manifest) if self.manifest.head is not None else ()
         plan = plan_memory(
-            self.manifest, budget, context, conversations, kv_types, profile, pools.kind, host_budget
+            self.manifest, budget, context, conversations, kv_types, profile, pools.kind, host_budget, drafter, kept
         ).require_fit()
         reserves = usual_reserves(pools, plan, resident_memory() or 0)
         for loss in plan.given_up:
@@ -219,6 +228,7 @@ class Engine(Askable):
             model,
             clock,
             lambda: turns.waiting,
+            [name for name in drafters_of(self.manifest) if model is None or model.name != name],
         )
         parts = sheddable_parts(
             self._suffix,

@@ -13,8 +13,9 @@ from edge_spec.heap import give_back
 from edge_spec.manifest import ArchitectureRecord
 from edge_spec.runtime.tap_rows import TapRows
 
-# Slots by which buffers grow: large enough that copying is rare, small enough that little lies idle.
-_STEP = 256
+# Slots by which buffers grow, and so the fewest of a text: large enough that copying is rare, small enough that little
+# lies idle.
+LEAST_SLOTS = 256
 # Bytes of old buffers that may lie about while a cache moves.
 _GIVEN_BACK_AT = 4 << 20
 # A long cache grows by this share of itself, so that all copying together stays in proportion to its length.
@@ -115,7 +116,7 @@ class KVCache:
         """How many slots are allocated for so many tokens."""
         if self._device != "cpu" or self._spare is not None:  # what lies on a device cannot be copied without a detour
             return self.limit
-        step = max(_STEP, length // _GROWTH // _STEP * _STEP)
+        step = max(LEAST_SLOTS, length // _GROWTH // LEAST_SLOTS * LEAST_SLOTS)
         return min(-(-length // step) * step, self.limit)
 
     def reserve(self, slots: int) -> None:

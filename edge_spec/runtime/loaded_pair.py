@@ -12,16 +12,19 @@ from typing import Any, Literal
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
 from edge_spec.heap import give_back
-from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, Manifest, ModelRecord
+from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, HeadRecord, Manifest, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
+from edge_spec.runtime.block_head import BlockHead
+from edge_spec.runtime.calibration import TEXT, AnyHead, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.cuda_features import settings_for
-from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary
+from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary, read_head_vocabulary
 from edge_spec.runtime.exactness import Exactness, load_at_level
+from edge_spec.runtime.head_model import HeadModel
+from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.provider import CPU_PROVIDER
@@ -35,17 +38,19 @@ _USUAL_PAST = 256
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """A target and perhaps a draft, with empty caches.
+    """A target and perhaps a draft or a head, with empty caches.
 
     Attributes:
         configuration: how it was loaded.
         target: the model whose text it is.
         draft: the other one; ``None`` if there is none, or no room for it.
+        head: in its place, drafts from what the target tells; ``None`` likewise.
         load_draft: loads the draft again, once its memory was needed for something else.
-        draft_load_seconds: how long that takes.
+        load_head: likewise the head.
+        draft_load_seconds: how long either takes.
         tokenizer: of the target, and of the draft unless that has its own.
         draft_tokenizer: the draft's own; ``None`` where it reads the target's ids.
-        draft_vocabulary: what the columns of the draft's logits stand for.
+        draft_vocabulary: what the columns of the draft's or the head's logits stand for.
         exactness: the level that holds with the target here.
         calibration: what calls of both cost here.
     """
@@ -53,7 +58,9 @@ class LoadedPair:
     configuration: Configuration
     target: Model
     draft: Model | None
+    head: AnyHead | None
     load_draft: Callable[[], Model] | None
+    load_head: Callable[[], AnyHead] | None
     draft_load_seconds: float
     tokenizer: TextTokenizer
     draft_tokenizer: TextTokenizer | None
@@ -108,13 +115,23 @@ def load_pair(
             draft_tokenizer = TextTokenizer(bundle.path / DRAFT_TOKENIZER)
             give_back()
 
+    head = manifest.head if first.head else None
+    if head is not None:
+        draft_vocabulary = read_head_vocabulary(bundle)
+    taps = () if head is None else head.taps
     opener = _Opener(bundle, providers, threads, notes, device_taken, arenas or {})
 
     def target_of(fixed_rows: int | None) -> Model:
-        return opener.model(manifest.target, first.context, first.target_kv, True, fixed_rows)
+        return opener.model(manifest.target, first.context, first.target_kv, True, fixed_rows, taps)
 
     target, level = load_at_level(target_of, exactness, manifest.vocab_size)
     drafts = _Drafts(manifest, opener.model)
+    load_head = None if head is None else partial(opener.head, head, first.context)
+    loaded_head, head_seconds = None, 0.0
+    if load_head is not None:
+        started = perf_counter()
+        loaded_head = load_head()
+        head_seconds = perf_counter() - started
     if isinstance(calibration, Calibration):
         configuration = first
         calibration = Calibration.from_dict(calibration.to_dict())  # costs learn, and belong to one engine
@@ -131,6 +148,7 @@ def load_pair(
                 most_rows=1 + choice.widest,
                 vocabulary=draft_vocabulary,
                 draft_tokens=draft_text,
+                head=loaded_head,
             )
 
         calibrations = [
@@ -147,16 +165,18 @@ def load_pair(
     draft = drafts.load(configuration)
     write_profile(manifest, notes.profile())
     # What was measured with is not the size of what comes.
-    for loaded in (target, draft):
-        if loaded is not None:
+    for loaded in (target, draft, loaded_head):
+        if loaded is not None and not isinstance(loaded, MedusaHeads | BlockHead):
             loaded.shrink(loaded.cache)
     give_back()
     return LoadedPair(
         configuration,
         target,
         draft,
+        loaded_head,
         drafts.loader(configuration),
-        drafts.seconds,
+        load_head,
+        drafts.seconds + head_seconds,
         tokenizer,
         draft_tokenizer,
         draft_vocabulary,
@@ -177,7 +197,13 @@ class _Opener:
     arenas: Mapping[str, int]
 
     def model(
-        self, record: ModelRecord, context: int, kv: CacheType, exact_rows: bool, fixed_rows: int | None = None
+        self,
+        record: ModelRecord,
+        context: int,
+        kv: CacheType,
+        exact_rows: bool,
+        fixed_rows: int | None = None,
+        taps: Sequence[int] = (),
     ) -> Model:
         """Open one of the models; see :class:`Model`."""
         manifest = self.bundle.manifest
@@ -202,11 +228,27 @@ class _Opener:
                 fixed_rows,
                 kv,
                 settings,
+                taps,
             )
             give_back()
         capture(loaded, last_row=not is_target)
         if loaded.eager_reason is not None and loaded.eager_reason not in settings.lacks:
             _LOG.warning("some calls run without CUDA graphs: %s", loaded.eager_reason)
+        return loaded
+
+    def head(self, head: HeadRecord, context: int) -> AnyHead:
+        """Open the head; see :class:`HeadModel`, :class:`MedusaHeads` and :class:`BlockHead`."""
+        on_gpu = self.bundle.manifest.device_of(head.model) == "cuda"
+        settings = settings_for(self.providers, self.arenas.get("head"))
+        with self.notes.of("head_weights", self.device_taken if on_gpu else None):
+            loaded: AnyHead
+            if head.kind == "medusa":
+                loaded = MedusaHeads(self.bundle, head, self.providers, self.threads, settings.options)
+            elif head.kind in ("dflash", "dspark"):
+                loaded = BlockHead(self.bundle, head, self.providers, context, self.threads, settings.options)
+            else:
+                loaded = HeadModel(self.bundle, head, self.providers, context, self.threads, settings=settings)
+            give_back()
         return loaded
 
 
@@ -252,6 +294,7 @@ def _conditions(
         "context": target.context,
         "widest": choice.widest,
         "draft": choice.draft_device,
+        "head": choice.head,
         "draft_window": choice.draft_window,
         "target_kv": choice.target_kv,
         "draft_kv": choice.draft_kv,
@@ -284,7 +327,8 @@ def _known(tokens: Sequence[int], manifest: Manifest) -> list[int]:
 def _require_exact_integers(bundle: Bundle, cpu_draft: bool) -> None:
     """Refuse int8 weights of models for the CPU on a processor that would saturate their products."""
     manifest = bundle.manifest
-    on_cpu = [record for record in manifest.models if manifest.device_of(record) == "cpu"]
+    models = (*manifest.models, *([] if manifest.head is None else [manifest.head.model]))
+    on_cpu = [record for record in models if manifest.device_of(record) == "cpu"]
     if not cpu_draft:
         on_cpu = [record for record in on_cpu if record is not manifest.cpu_draft]
     if all(record.integer_weights != "int8" for record in on_cpu):

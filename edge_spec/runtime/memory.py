@@ -9,7 +9,9 @@ from typing import Any
 
 from edge_spec.errors import RequestError
 from edge_spec.manifest import CacheType, Device, Manifest
-from edge_spec.runtime.configuration import WIDEST, Configuration
+from edge_spec.runtime.calibration_cache import KeptCalibration
+from edge_spec.runtime.configuration import WIDEST, Configuration, DrafterChoice
+from edge_spec.runtime.drafter_outlook import Costly, Outlook, outlook
 from edge_spec.runtime.memory_law import MemoryItem, memory_items
 from edge_spec.runtime.memory_plan import GivenUp, MemoryPlan, NextLarger, Pools, within
 from edge_spec.runtime.memory_profile import MemoryProfile
@@ -28,7 +30,8 @@ _WINDOWS = (2048, 1024, 512, 256)
 
 # What can be given up, the most valuable first, and so given up last. Everything but the target's keys and values in
 # int8 leaves the text as it is, and a shorter context leaves what fits it. A draft's place on the GPU is not given up
-# by steps that each take less memory: what it leaves there it takes on the host.
+# by steps that each take less memory: what it leaves there it takes on the host. Nor is one drafter for another, which
+# may take more.
 _ORDER = ("context", "target_kv", "draft", "draft_device", "draft_kv", "draft_window", "widest", "conversations")
 _DEVICE = _ORDER.index("draft_device")
 
@@ -42,6 +45,8 @@ def plan_memory(
     profile: MemoryProfile | None = None,
     pools: Pools | None = None,
     host_budget: int | None = None,
+    drafter: DrafterChoice = "auto",
+    kept: Sequence[KeptCalibration] = (),
 ) -> MemoryPlan:
     """Find the best configuration within a budget.
 
@@ -56,16 +61,48 @@ def plan_memory(
         profile: what an earlier load measured here.
         pools: what a bundle for CUDA is planned for; ``None``: a GPU that shares the machine's memory.
         host_budget: most bytes on the host, beside a GPU with memory of its own; ``None``: no limit.
+        drafter: ``"head"`` and ``"model"`` insist on one of the bundle's drafters, ``"none"`` does without; ``"auto"``
+            takes the one that gains more for each byte if it fits, else the other.
+        kept: calibrations of this bundle that earlier loads have kept here, the latest first.
 
     Returns:
         The plan; where nothing fits, that of the smallest configuration.
 
     Raises:
-        RequestError: an argument is out of range.
+        RequestError: an argument is out of range, or the bundle has no such drafter.
     """
     pools = "cpu" if manifest.device == "cpu" else pools or "unified"
-    levels = _levels(manifest, context, conversations, kv_types)
-    return _Planner(manifest, levels, profile, pools, host_budget if pools == "discrete" else None).plan(budget)
+    host_budget = host_budget if pools == "discrete" else None
+    has = drafters_of(manifest)
+    if drafter not in (*has, "auto", "none"):
+        raise RequestError(_missing_drafter(drafter, has))
+
+    def planner(drafters: Sequence[Costly | None]) -> _Planner:
+        levels = _levels(manifest, context, conversations, kv_types, drafters)
+        return _Planner(manifest, levels, profile, pools, host_budget)
+
+    outlooks: tuple[Outlook, ...] = ()
+    if manifest.head is not None:
+        sizes = ((name, planner([name, None]).drafter_bytes()) for name in has)
+        # A stable order: the draft model stays where the head gains no more.
+        found = (outlook(name, manifest, size, kept) for name, size in sizes)
+        outlooks = tuple(sorted(found, key=lambda one: one.worth, reverse=True))
+        has = [one.drafter for one in outlooks]
+    wanted: dict[DrafterChoice, Sequence[Costly | None]] = {"auto": [*has, None], "none": [None]}
+    plan = planner(wanted.get(drafter, [name for name in has if name == drafter])).plan(budget)
+    return replace(plan, outlooks=outlooks)
+
+
+def drafters_of(manifest: Manifest) -> list[Costly]:
+    """The drafters with networks of their own that a bundle has."""
+    has: dict[Costly, bool] = {"model": bool(manifest.drafts), "head": manifest.head is not None}
+    return [name for name, there in has.items() if there]
+
+
+def _missing_drafter(drafter: str, has: Sequence[Costly]) -> str:
+    known = " or ".join(repr(name) for name in ("auto", *has, "none"))
+    hints = {"head": " This bundle has no head.", "model": " This bundle has no draft model."}
+    return f"drafter is {drafter!r}, expected {known}.{hints.get(drafter, '')}"
 
 
 def _levels(
@@ -73,6 +110,7 @@ def _levels(
     context: int | None,
     conversations: int,
     kv_types: Mapping[str, Sequence[CacheType]] | None,
+    drafters: Sequence[Costly | None],
 ) -> dict[Device, dict[str, Sequence[Any]]]:
     """The values each part of a configuration can have, what is wished first, by what the draft runs on."""
     limit = manifest.context_length
@@ -91,7 +129,7 @@ def _levels(
         return {
             "context": (wished, *(() if context is not None else (size for size in _CONTEXTS if size < wished))),
             "target_kv": types("target", manifest.device),
-            "draft": (True, False) if manifest.drafts else (False,),
+            "draft": drafters,
             "draft_device": devices,
             "draft_kv": types("draft" if device == manifest.device else "cpu_draft", device),
             "draft_window": (wished, *(size for size in _WINDOWS if size < wished)),
@@ -105,7 +143,8 @@ def _levels(
 class _Planner:
     """Searches the levels, for each device that the draft can run on.
 
-    Every other step down takes less memory of each kind, so it suffices to decide one part after the other.
+    Every other step down takes less memory of each kind, so it suffices to decide one part after the other. Which
+    drafter is loaded is part ``"draft"``, whose levels are names.
     """
 
     def __init__(
@@ -121,6 +160,19 @@ class _Planner:
         self._profile = profile
         self._pools = pools
         self._host_budget = host_budget
+
+    def drafter_bytes(self) -> int:
+        """What the drafter wished for takes beside the target, in all pools, where one text has all that is wished.
+
+        What loading takes for a moment is left out: there may be room for it, and then it hides what stays.
+        """
+        one = len(self._levels[0]["conversations"]) - 1
+
+        def staying(level: int) -> int:
+            wished = self._configuration({**dict.fromkeys(_ORDER, 0), "draft": level, "conversations": one})
+            return sum(item.bytes for item in self._items(wished) if item.name != "loading")
+
+        return staying(0) - staying(1)
 
     def plan(self, budget: int | None) -> MemoryPlan:
         found = self._solve_all(budget)
@@ -145,13 +197,16 @@ class _Planner:
         total, on_host = self._sums(items)
         given_up = []
         for part in reversed(_ORDER):
-            if (had := getattr(wished, part)) == (has := getattr(configuration, part)) or (
-                part.startswith("draft_") and not configuration.draft
-            ):
+            if part == "draft":
+                name = "head" if best.head else "draft"
+                had, has = bool(chosen[part]), False
+            else:
+                name, had, has = part, getattr(wished, part), getattr(configuration, part)
+            if had == has or (part.startswith("draft_") and not configuration.draft):
                 continue
             back, host_back = self._total({**chosen, part: 0})
             missing, host_missing = _missing(back, budget or 0), _missing(host_back, self._host_budget)
-            given_up.append(GivenUp(part, had, has, missing, host_missing))
+            given_up.append(GivenUp(name, had, has, missing, host_missing))
         plan = MemoryPlan(
             configuration, items, total, budget, tuple(given_up), None, self._pools, on_host, self._host_budget
         )
@@ -183,7 +238,10 @@ class _Planner:
                 total, on_host = self._total({**chosen, part: level})
                 return within(total, limit) and within(on_host, host_limit)
 
-            chosen[part] = bisect_left(levels, True, key=fits)
+            if part == "draft":
+                chosen[part] = next(filter(fits, levels), chosen[part])
+            else:
+                chosen[part] = bisect_left(levels, True, key=fits)
         return chosen
 
     def _next_larger(self, chosen: Mapping[str, int]) -> NextLarger | None:
@@ -195,8 +253,8 @@ class _Planner:
                 if part == "draft_device":
                     budgets.add(self._total(better)[0])
                     continue
-                if chosen[part] > 0:
-                    budgets.add(self._total({**better, part: chosen[part] - 1})[0])
+                steps = range(chosen[part]) if part == "draft" else range(chosen[part] - 1, chosen[part])
+                budgets |= {self._total({**better, part: level})[0] for level in steps if level >= 0}
                 better[part] = chosen[part]
         own = self._total(chosen)[0]
         for budget in sorted(budgets):
@@ -215,7 +273,8 @@ class _Planner:
     def _configuration(self, chosen: Mapping[str, int]) -> Configuration:
         levels = self._levels[chosen["draft_device"]]
         values = {part: levels[part][min(level, len(levels[part]) - 1)] for part, level in chosen.items()}
-        configuration = Configuration(**values)
+        drafter = values.pop("draft")
+        configuration = Configuration(**values, draft=drafter == "model", head=drafter == "head")
         if not configuration.draft:
             return replace(configuration, draft_device=None, draft_window=0)
         return replace(configuration, draft_window=min(configuration.draft_window, configuration.context))

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from edge_spec.manifest import DRAFT_TOKENIZER, TOKENIZER, CacheType, Manifest, ModelRecord
+from edge_spec.manifest import DRAFT_TOKENIZER, TOKENIZER, CacheType, HeadRecord, Manifest, ModelRecord
 from edge_spec.runtime.calibration import COMPARED_ROWS
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
+from edge_spec.runtime.head_law import head_slots, head_weights, kept_taps_bytes, tap_outputs_bytes
 from edge_spec.runtime.memory_profile import MemoryProfile
 from edge_spec.runtime.model import PREFILL_ROWS
 from edge_spec.runtime.optimum_law import session_bytes, uses_optimum, workspace_bytes
@@ -117,6 +118,9 @@ def memory_items(
     if draft is not None:
         known = measured.draft_weights if draft is manifest.draft else measured.cpu_draft_weights
         models.append(_load(manifest, draft, configuration, "draft", known))
+    head = manifest.head if configuration.head else None
+    if head is not None:
+        models.append(_load_head(manifest, head, configuration, measured.head_weights))
     reading = manifest.files[TOKENIZER].bytes
     draft_reading = manifest.files[DRAFT_TOKENIZER].bytes if draft and DRAFT_TOKENIZER in manifest.files else 0
     libraries = MemoryItem("libraries", _LIBRARIES, "law")
@@ -127,8 +131,13 @@ def memory_items(
             items.append(MemoryItem("draft tokenizer", int(_EMPTY_TOKENIZER + _TOKENIZER * draft_reading), "law"))
         items.append(MemoryItem(f"{model.role} weights", model.weights.resident, model.basis, model.place))
         items.append(MemoryItem(f"{model.role} KV cache", model.kv_bytes, "exact", model.place))
+    if head is not None:
+        kept = kept_taps_bytes(head, manifest, configuration.context, configuration.conversations)
+        items.append(MemoryItem("hidden states", kept, "law"))
+        items.append(MemoryItem("tap outputs", tap_outputs_bytes(head, manifest), "law"))
     logits = _TARGET_LOGITS * (configuration.widest + 1) * target.architecture.logits_size * 4
     logits += 0 if draft is None else COMPARED_ROWS * draft.architecture.logits_size * 4
+    logits += 0 if head is None else max(COMPARED_ROWS, head.tokens) * head.model.architecture.logits_size * 4
     items.append(MemoryItem("logits and laws", logits, "exact"))
     items.append(MemoryItem("drafters' tables", _tables(configuration.context), "law"))
     if manifest.device == "cpu":
@@ -136,7 +145,7 @@ def memory_items(
     else:
         items += [MemoryItem(f"{model.role} workspace", model.workspace, "law", model.place) for model in models]
         items.append(MemoryItem("CUDA context", _CUDA_CONTEXT, "law", "device"))
-    opened = _opened(target, manifest) + (0 if draft is None else _opened(draft, manifest))
+    opened = sum(_opened(model, manifest) for model in (target, draft) if model is not None) + (head is not None)
     sessions = opened * _SESSION + sum(model.session for model in models)
     provider = MemoryItem("provider", sessions + (_CUDA_LIBRARIES if manifest.device == "cuda" else 0), "law")
     items.append(provider)
@@ -176,6 +185,25 @@ def _draft(manifest: Manifest, configuration: Configuration) -> ModelRecord | No
     return None if configuration.draft_device is None else manifest.drafts[configuration.draft_device]
 
 
+def _load_head(manifest: Manifest, head: HeadRecord, configuration: Configuration, measured: int | None) -> _Loaded:
+    on_gpu = manifest.device_of(head.model) == "cuda"
+    weights = head_weights(head, manifest, configuration.context)
+    if measured is not None:
+        weights = replace(weights, packed=max(0, measured - (0 if on_gpu else _SESSION)))
+    slots = head_slots(head, configuration.context)
+    # Whole rows of logits, of a proposal of several tokens all at once and once more where they are joined.
+    workspace = _workspace(head.model, slots, 1 if head.tokens == 1 else 2 * head.tokens, on_gpu)
+    return _Loaded(
+        "head",
+        weights,
+        "law" if measured is None else "measured",
+        _kv(head.model, slots, head.model.graphs[0].kv) if slots else 0,
+        0,
+        workspace,
+        "device" if on_gpu else "host",
+    )
+
+
 def _load(
     manifest: Manifest, model: ModelRecord, configuration: Configuration, role: str, measured: int | None
 ) -> _Loaded:
@@ -210,11 +238,18 @@ def _plausible(profile: MemoryProfile, manifest: Manifest) -> MemoryProfile:
     def plausible(known: int | None, law: float) -> int | None:
         return known if known is not None and _LEAST_SHARE * law <= known <= _MOST_SHARE * law else None
 
+    def session(record: ModelRecord) -> int:
+        return 0 if manifest.device_of(record) == "cuda" else _SESSION + session_bytes(record, manifest)
+
     def model(known: int | None, record: ModelRecord | None) -> int | None:
         if record is None:
             return None
-        session = 0 if manifest.device_of(record) == "cuda" else _SESSION + session_bytes(record, manifest)
-        return plausible(known, weights_of(record, manifest, 0).packed + session)
+        return plausible(known, weights_of(record, manifest, 0).packed + session(record))
+
+    head = manifest.head
+    known_head = profile.head_weights
+    if head is not None:
+        known_head = plausible(known_head, head_weights(head, manifest, 0).packed + session(head.model))
 
     return replace(
         profile,
@@ -222,6 +257,7 @@ def _plausible(profile: MemoryProfile, manifest: Manifest) -> MemoryProfile:
         target_weights=model(profile.target_weights, manifest.target),
         draft_weights=model(profile.draft_weights, manifest.draft),
         cpu_draft_weights=model(profile.cpu_draft_weights, manifest.cpu_draft),
+        head_weights=known_head,
     )
 
 

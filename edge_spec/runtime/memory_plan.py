@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from edge_spec.errors import MemoryBudgetError
 from edge_spec.runtime.configuration import Configuration
+from edge_spec.runtime.drafter_outlook import Outlook
 from edge_spec.runtime.memory_law import MemoryItem
 from edge_spec.runtime.memory_table import describe_loss, describe_plan
 
@@ -17,6 +18,8 @@ Pools = Literal["cpu", "unified", "discrete"]
 
 # What a plan for the CPU need not say.
 _ONLY_ON_GPUS = ("pools", "place", "draft_device", "host_bytes", "host_budget_bytes", "host_missing_bytes", "on_cpu")
+# What a plan for a bundle without a head need not say.
+_ONLY_WITH_HEADS = ("head", "outlooks")
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class GivenUp:
     """Something wished for that does not fit.
 
     Attributes:
-        what: field of :class:`Configuration`.
+        what: field of :class:`Configuration`; ``"draft"`` or ``"head"`` where another drafter, or none, is loaded.
         wished, planned: its values.
         missing_bytes: what the budget lacks to have this back, and nothing else.
         host_missing_bytes: what the host's memory lacks for it, beside a GPU with memory of its own.
@@ -69,6 +72,7 @@ class MemoryPlan:
         host_bytes, host_budget_bytes: the same for the host, beside a GPU with memory of its own; else 0 and ``None``.
         on_cpu: the plan with the draft on the CPU, where that fits beside a target on a GPU as well as this one: which
             of the two is faster only measuring tells.
+        outlooks: of a bundle with a head, what it and the draft model are expected to gain, the preferred first.
     """
 
     configuration: Configuration
@@ -81,6 +85,7 @@ class MemoryPlan:
     host_bytes: int = 0
     host_budget_bytes: int | None = None
     on_cpu: MemoryPlan | None = None
+    outlooks: tuple[Outlook, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -115,7 +120,7 @@ class MemoryPlan:
         return self
 
     def arena_bytes(self, weights: bool = True) -> dict[str, int]:
-        """Most bytes of the arena of each model on a GPU, by ``"target"`` and ``"draft"``; empty without a budget.
+        """Most bytes of the arena of each model on a GPU, by its role as in the items; empty without a budget.
 
         What the budget has left is shared out among them, since a law may be off.
 
@@ -135,7 +140,9 @@ class MemoryPlan:
     def to_json(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         body = {"fits": self.fits, **asdict(self)}
-        return _without(body, _ONLY_ON_GPUS) if self.pools == "cpu" else body
+        unsaid = _ONLY_ON_GPUS if self.pools == "cpu" else ()
+        told: dict[str, Any] = _without(body, unsaid + (() if self.outlooks else _ONLY_WITH_HEADS))
+        return told
 
     def __str__(self) -> str:
         return describe_plan(self)

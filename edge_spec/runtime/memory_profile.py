@@ -39,6 +39,7 @@ class MemoryProfile:
     target_weights: int | None = None
     draft_weights: int | None = None
     cpu_draft_weights: int | None = None
+    head_weights: int | None = None
 
 
 class MemoryNotes:

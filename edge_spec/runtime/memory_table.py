@@ -9,6 +9,7 @@ from edge_spec.byte_size import size_text
 from edge_spec.runtime.configuration import Configuration
 
 if TYPE_CHECKING:
+    from edge_spec.runtime.drafter_outlook import Outlook
     from edge_spec.runtime.memory_law import MemoryItem
     from edge_spec.runtime.memory_plan import GivenUp, MemoryPlan
 
@@ -20,12 +21,14 @@ _WORDS = {
     "context": "tokens of context",
     "target_kv": "target's keys and values",
     "draft": "draft model",
+    "head": "head",
     "draft_device": "draft model's device",
     "draft_kv": "draft's keys and values",
     "draft_window": "tokens of the draft's window",
     "widest": "draft tokens of a round",
     "conversations": "conversations kept",
 }
+_DRAFTERS = {"head": "head", "model": "draft model"}
 _POOLS = {
     "unified": "for a GPU that shares the machine's memory, which counts once (Jetson)",
     "discrete": "for a GPU with memory of its own; the budget is about that, and what lies on the host is beside it",
@@ -42,6 +45,8 @@ def describe_plan(plan: MemoryPlan) -> str:
     lines = [_summary(plan), ""]
     lines += _rows(plan)
     lines += ["", describe_configuration(plan)]
+    if len(plan.outlooks) > 1:
+        lines += ["", describe_choice(plan)]
     if plan.on_cpu is not None:
         lines += ["", f"as well possible, and taken if it is faster here: {describe_configuration(plan.on_cpu)}"]
     if plan.given_up:
@@ -81,12 +86,35 @@ def describe_configuration(plan: MemoryPlan) -> str:
     has = plan.configuration
     where = " on the CPU" if has.draft_device == "cpu" and plan.pools != "cpu" else ""
     draft = f"draft model{where} with a window of {has.draft_window:,} tokens in {has.draft_kv}"
-    draft = draft if has.draft else "no draft model"
+    if has.head:
+        draft = "head that drafts from the target's hidden states"
+    elif not has.draft:
+        draft = "neither head nor draft model" if plan.outlooks else "no draft model"
     texts = "1 conversation" if has.conversations == 1 else f"{has.conversations} conversations"
     return (
         f"{has.context:,} tokens of context, {texts}, keys and values in {has.target_kv}; "
         f"up to {has.widest} draft tokens a round; {draft}"
     )
+
+
+def describe_choice(plan: MemoryPlan) -> str:
+    """Return which of head and draft model a plan loads, and why not the other, in one sentence."""
+    preferred, other = plan.outlooks
+    has = plan.configuration
+    loaded = "head" if has.head else "model" if has.draft else None
+    than = "more for each byte than" if preferred.gain > 0.0 else "less lost than"
+    why = f"{_expected(preferred)}, {than} {_expected(other)}"
+    if loaded == preferred.drafter:
+        return f"of the two the {_DRAFTERS[loaded]} is loaded: {why}"
+    short = any(loss.what in ("draft", "head") for loss in plan.given_up)
+    what = "neither" if loaded is None else f"the {_DRAFTERS[loaded]}"
+    return f"of the two {what} is loaded {'for want of memory' if short else 'as asked for'}: {why}"
+
+
+def _expected(outlook: Outlook) -> str:
+    basis = "as measured here" if outlook.basis == "measured" else "by its size"
+    gain = f"{outlook.gain:+.0%} speed for {size_text(outlook.bytes)} ({basis})"
+    return f"the {_DRAFTERS[outlook.drafter]} is expected to bring {gain}"
 
 
 def _summary(plan: MemoryPlan) -> str:
@@ -119,7 +147,7 @@ def describe_loss(given_up: GivenUp) -> str:
     if given_up.host_missing_bytes:
         missing += f" and the host {size_text(given_up.host_missing_bytes)}"
     remark = f"; {_REMARKS[given_up.what]}" if given_up.what in _REMARKS else ""
-    change = "" if given_up.what == "draft" else f" {_value(given_up.wished)} -> {_value(given_up.planned)}"
+    change = "" if given_up.what in ("draft", "head") else f" {_value(given_up.wished)} -> {_value(given_up.planned)}"
     return f"{_WORDS[given_up.what]}{change}: the budget {missing}{remark}"
 
 
@@ -131,8 +159,8 @@ def _brought(now: Configuration, then: Configuration) -> Iterator[str]:
             continue
         if what == "draft_kv" and now.draft_device != then.draft_device:
             continue
-        if what == "draft":
-            window = f" with a window of {then.draft_window:,} tokens" if has else ""
+        if what in ("draft", "head"):
+            window = f" with a window of {then.draft_window:,} tokens" if has and what == "draft" else ""
             yield f"{'a' if has else 'no'} {words}{window}"
         elif what == "draft_device":
             yield f"the draft model on the {'GPU' if has == 'cuda' else 'CPU'}"

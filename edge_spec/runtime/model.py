@@ -46,6 +46,7 @@ class Model:
         positions: how many positions the rotary table has for sure.
         columns: how many columns of the logits stand for ids.
         cache: that of the current text.
+        keeps_taps: whether hidden states are kept of calls, if there are any; without, whoever reads them begins anew.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Model:
         # Padding rows are written behind the last token, so the cache may grow that much longer than the text.
         self._slots = context + (fixed_rows or 1)
         self._spare = SpareBuffers() if self._settings.resident else None
+        self.keeps_taps = bool(taps)
         self._tap_width = len(taps) * self._architecture.hidden_size
         self.cache = self.new_cache()
         self._grid = ShapeGrid.of_device(self._settings, self._slots, fixed_rows)
@@ -261,7 +263,7 @@ class Model:
         except Exception as error:  # ONNX Runtime raises classes of its own that share no base below Exception
             raise call_failure(error, rows, past) from error
         self.cache.length = past + rows
-        if self.cache.taps is not None:
+        if self.cache.taps is not None and self.keeps_taps:
             self.cache.taps.append(past, [tap[:rows] for tap in call.taps])
         if call.selection is not None:
             ids, likeliest, log_sum_exp = (array[:wanted] for array in call.selection)

@@ -12,6 +12,7 @@ from edge_spec.runtime.drafters.protocol import CostlyDrafter
 from edge_spec.runtime.drafters.suffix import SuffixDrafter
 from edge_spec.runtime.loaded_pair import LoadedPair
 from edge_spec.runtime.memory_plan import MemoryPlan
+from edge_spec.runtime.model import Model
 from edge_spec.runtime.pressure import Sheddable
 
 # A draft's cache under pressure: enough for its sinks and for what its next tokens depend on most.
@@ -33,7 +34,7 @@ def sheddable_parts(
         suffix: the drafter with the table of n-grams.
         new_table: makes an empty one.
         caches: the target's caches.
-        model: the draft model's drafter; ``None`` if there is none.
+        model: the drafter of the draft model or of the head; ``None`` if there is none.
         drafters: know what drafting with it is worth.
         pair: knows what calls of the target and loading the draft take.
         plan: knows how large its weights are.
@@ -53,9 +54,11 @@ def sheddable_parts(
         past = target.cache.length
         return tokens * costs.verify(1, past) * drafters.worth_of_model(past)
 
-    weights = sum(item.bytes for item in plan.items if item.name == "draft weights")
-    of_model = [draft_window(model), draft_model(model, weights, pair.draft_load_seconds, saved_seconds)]
-    return [*parts, *(replace(part, place=places["draft weights"]) for part in of_model)]
+    named = "head weights" if plan.configuration.head else "draft weights"
+    weights = sum(item.bytes for item in plan.items if item.name == named)
+    whole = draft_model(model, weights, pair.draft_load_seconds, saved_seconds)
+    of_model = [head(whole, target, caches)] if plan.configuration.head else [draft_window(model), whole]
+    return [*parts, *(replace(part, place=places[named]) for part in of_model)]
 
 
 def ngram_table(suffix: SuffixDrafter, new_table: Callable[[], NgramTable]) -> Sheddable:
@@ -120,4 +123,31 @@ def draft_model(
         cost_bytes=lambda: 0 if model.ready else weights_bytes,
         admit=model.reload,
         pays=lambda tokens: saved_seconds(tokens) > load_seconds,
+    )
+
+
+def head(network: Sheddable, target: Model, caches: CachePool) -> Sheddable:
+    """A head, and the hidden states that are kept for it. When it comes back, it reads what comes from then on.
+
+    Args:
+        network: the head itself, as :func:`draft_model` gives up whatever drafts.
+        target: tells the hidden states.
+        caches: hold them.
+    """
+
+    def shed() -> None:
+        network.shed()
+        target.keeps_taps = False
+        caches.give_back_taps()
+
+    def admit() -> None:
+        network.admit()
+        target.keeps_taps = True
+
+    return replace(
+        network,
+        name="head",
+        memory_bytes=lambda: size + caches.tap_bytes if (size := network.memory_bytes()) else 0,
+        shed=shed,
+        admit=admit,
     )

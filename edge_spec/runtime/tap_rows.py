@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 # take longer than what that says about its end is worth.
 MOST_TAP_ROWS = 512
 
+# Rows that a text keeps while another has its turn: about those of a round, so that texts can take turns in each.
+KEPT_TAP_ROWS = 32
+
 # Rows by which the memory grows.
 _STEP = 64
 
@@ -100,6 +103,12 @@ class TapRows:
         """Hold no rows; the next ones are expected at ``position``."""
         self.start = self.stop = position
         self._first = 0
+
+    def trim(self) -> None:
+        """Keep the last few rows, and give the other memory back."""
+        self.release(self.stop - KEPT_TAP_ROWS)
+        if len(self._rows) > KEPT_TAP_ROWS:
+            self._rows, self._first = self.read(self.start, self.stop).copy(), 0
 
     def give_back(self) -> None:
         """Forget everything, and give the memory back."""

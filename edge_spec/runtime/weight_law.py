@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil, exp
 
@@ -16,7 +16,7 @@ _PAGE = 1 << 12
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class Matrix:
     """So many matrices of a model are stored alike."""
 
     count: int
@@ -33,11 +33,14 @@ class Weights:
         packed: what lies in memory once loaded: the matrices, and on a GPU everything else as well.
         touched: what generating reads of the mapped file besides.
         transient: the largest matrix, which lies in the host's memory twice while it is packed.
+        read: what each call reads, however few rows it has: the matrices, which of a call with one row are most of its
+            time.
     """
 
     packed: int = 0
     touched: int = 0
     transient: int = 0
+    read: int = 0
 
     @property
     def resident(self) -> int:
@@ -45,40 +48,66 @@ class Weights:
         return self.packed + self.touched
 
 
-def _matrices(model: ModelRecord) -> Iterator[_Matrix]:
+def matrices_of(model: ModelRecord, inputs: int | None = None) -> Iterator[Matrix]:
+    """The matrices of a model.
+
+    Args:
+        model: one whose graph is the exporter's own.
+        inputs: elements that queries, keys and values are made of; by default those of the hidden state.
+    """
     facts, recipe = model.architecture, model.recipe
     attended = facts.heads * facts.head_size
     layers = facts.layers
-    yield _Matrix(layers, facts.hidden_size, attended + 2 * facts.kv_heads * facts.head_size, str(recipe["attention"]))
-    yield _Matrix(layers, attended, facts.hidden_size, str(recipe["attention"]))
-    yield _Matrix(layers, facts.hidden_size, 2 * facts.intermediate_size, str(recipe["mlp_up"]))
-    yield _Matrix(layers, facts.intermediate_size, facts.hidden_size, str(recipe["mlp_down"]))
-    yield _Matrix(1, facts.hidden_size, facts.logits_size, str(recipe["lm_head"]))
+    inputs = facts.hidden_size if inputs is None else inputs
+    yield Matrix(layers, inputs, attended + 2 * facts.kv_heads * facts.head_size, str(recipe["attention"]))
+    yield Matrix(layers, attended, facts.hidden_size, str(recipe["attention"]))
+    yield Matrix(layers, facts.hidden_size, 2 * facts.intermediate_size, str(recipe["mlp_up"]))
+    yield Matrix(layers, facts.intermediate_size, facts.hidden_size, str(recipe["mlp_down"]))
+    yield Matrix(1, facts.hidden_size, facts.logits_size, str(recipe["lm_head"]))
 
 
 def weights_of(model: ModelRecord, manifest: Manifest, tokens: int) -> Weights:
     """What the weights of one of the bundle's models take for a text of so many tokens."""
-    block = int(model.recipe.get("block_size", 32))
-    facts = model.architecture
     if uses_optimum(model):
         packed, largest = packed_bytes(model, manifest)
-        return Weights(packed, _embedding(model, tokens, block), largest)
-    on_gpu = manifest.device_of(model) == "cuda"
-    total, largest = 0, 0
-    for matrix in _matrices(model):
+        return Weights(packed, _embedding(model, tokens, _block(model)), largest, packed)
+    return matrix_weights(matrices_of(model), model, model, manifest.device_of(model) == "cuda", tokens)
+
+
+def matrix_weights(
+    matrices: Iterable[Matrix], model: ModelRecord, embedding: ModelRecord | None, on_gpu: bool, tokens: int
+) -> Weights:
+    """What a network takes for a text of so many tokens.
+
+    Args:
+        matrices: all that it has.
+        model: knows its norms, biases and rotary tables.
+        embedding: the model whose embedding it reads; ``None`` if it reads none.
+        on_gpu: whether it lies on a GPU.
+        tokens: of the text.
+    """
+    block = _block(model)
+    facts = model.architecture
+    read, largest = 0, 0
+    for matrix in matrices:
         packed, original = _packed(matrix, block, on_gpu)
-        total += matrix.count * packed
+        read += matrix.count * packed
         largest = max(largest, original)
     vectors = facts.layers * (4 * facts.hidden_size + 2 * facts.intermediate_size) * 4
     rotary = sum(rope.size for rope in facts.ropes) * 4
     if on_gpu:  # whole, in half precision, and copied to the device from the mapped file
         tables = (facts.context_length + 1) * rotary
-        return Weights(total + (vectors + tables) // 2 + _whole_embedding(model, block))
-    rotary *= tokens
-    return Weights(total, vectors + rotary + _embedding(model, tokens, block), largest)
+        whole = 0 if embedding is None else _whole_embedding(embedding, _block(embedding))
+        return Weights(read + (vectors + tables) // 2 + whole, read=read)
+    touched = 0 if embedding is None else _embedding(embedding, tokens, _block(embedding))
+    return Weights(read, vectors + rotary * tokens + touched, largest, read)
 
 
-def _packed(matrix: _Matrix, block: int, on_gpu: bool) -> tuple[int, int]:
+def _block(model: ModelRecord) -> int:
+    return int(model.recipe.get("block_size", 32))
+
+
+def _packed(matrix: Matrix, block: int, on_gpu: bool) -> tuple[int, int]:
     """Bytes of a matrix in its kernel's own order, and of the original that lies beside it meanwhile."""
     count = matrix.inputs * matrix.outputs
     if matrix.storage == "w8a8":

@@ -31,9 +31,8 @@ def build_medusa_graph(
 ) -> ir.Model:
     """Build the graph.
 
-    Whole rows of logits leave it, 4 bytes for every head and token of the vocabulary. To select the likeliest within
-    it took up to 15 times as long on a CPU as to look through them outside, which only happens for heads that are asked
-    (docs/heads-medusa.md).
+    Whole rows of logits leave it. To select the likeliest within it takes longer on a CPU than to look through them
+    outside, which only happens for heads that are asked (docs/heads-medusa.md).
 
     Args:
         hidden_size: elements of the target's residual stream.

@@ -1,4 +1,4 @@
-"""Which tokens the draft model's logits propose, and what speaks for them."""
+"""Which tokens the logits of a draft model or a head propose, and what speaks for them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,22 @@ EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _LEAST_TEMPERATURE = 1e-4
 
 # What to expect of its tokens before any was verified: of the likeliest, and of the second and third.
+_RUNNERS_UP = ((1, 0.2), (2, 0.1))
 PRIORS: dict[Evidence, float] = {
-    ("model",): 0.6,
-    **{("model", kind, rank): expected for kind in ("greedy", "coupled") for rank, expected in ((1, 0.2), (2, 0.1))},
+    evidence: expected
+    for name in ("model", "head")
+    for evidence, expected in (
+        ((name,), 0.6),
+        *(((name, kind, rank), expected) for kind in ("greedy", "coupled") for rank, expected in _RUNNERS_UP),
+    )
 }
 
 Candidate = tuple[int, Evidence]
 
 
-def usual_evidence(context: Context) -> Evidence:
-    """What speaks for a token of the draft model of which no more is known than how it will be chosen."""
-    return ("model", "greedy" if context.noise is None else "coupled" if context.coupled else "drawn", 0)
+def usual_evidence(context: Context, name: str = "model") -> Evidence:
+    """What speaks for a token of a drafter's network of which no more is known than how it will be chosen."""
+    return (name, "greedy" if context.noise is None else "coupled" if context.coupled else "drawn", 0)
 
 
 def drafts_at_once(context: Context) -> bool:
@@ -72,13 +77,14 @@ def chain_candidates(context: Context, drafted: DraftedChain) -> list[Candidate]
     return [(token, ("model", kind, 0, bisect(EDGES, share))) for token, share in told]
 
 
-def evidence_of(agreement: Iterable[tuple[float, bool]]) -> Iterator[tuple[Evidence, bool]]:
+def evidence_of(agreement: Iterable[tuple[float, bool]], name: str = "model") -> Iterator[tuple[Evidence, bool]]:
     """What a calibration's comparison of draft and target says about greedy drafting.
 
     Args:
         agreement: the probability of the draft's likeliest token, and whether it was the target's.
+        name: of the drafter.
     """
-    return ((("model", "greedy", 0, bisect(EDGES, share)), agreed) for share, agreed in agreement)
+    return (((name, "greedy", 0, bisect(EDGES, share)), agreed) for share, agreed in agreement)
 
 
 def known_columns(rows: LogitRows, vocabulary: DraftVocabulary) -> tuple[NDArray[np.float32], DraftVocabulary, float]:
@@ -109,6 +115,7 @@ def choose(
     branches: bool,
     vocabulary: DraftVocabulary = WHOLE,
     left_out: float = -np.inf,
+    name: str = "model",
 ) -> tuple[Sequence[Candidate], NDArray[np.float32] | None]:
     """Choose the token after ``path``.
 
@@ -119,6 +126,7 @@ def choose(
         branches: whether runners-up are wanted.
         vocabulary: what the columns stand for.
         left_out: log-sum-exp of the logits of all other columns.
+        name: of the drafter, which evidence begins with.
 
     Returns:
         The token and its runners-up, with their evidence; and the law the token was drawn from, float32 [vocab],
@@ -134,7 +142,7 @@ def choose(
         peak = processed[columns[0]]
         total = float(np.exp(processed - peak).sum()) + float(np.exp(left_out - peak))
         shares = [float(np.exp(processed[column] - peak)) / total for column in columns]
-        return _with_evidence("greedy", map(vocabulary.id_of, columns), shares), None
+        return _with_evidence(name, "greedy", map(vocabulary.id_of, columns), shares), None
     law = probabilities(processed[None], context.sampling)[0]
     start, node = len(context.tokens), len(path)
     if context.coupled:
@@ -146,12 +154,12 @@ def choose(
             with np.errstate(divide="ignore"):
                 columns = best_columns(np.log(law) + noise, count)
         shares = [float(law[column]) for column in columns]
-        return _with_evidence("coupled", map(vocabulary.id_of, columns), shares), None
+        return _with_evidence(name, "coupled", map(vocabulary.id_of, columns), shares), None
     # What is said of a drawn token must not depend on the draw, so it is said of the law.
     share = float(law.max())
     law = vocabulary.spread(law, 0.0)
     token = context.noise.round(start).draw_draft(node, law)
-    return _with_evidence("drawn", [token], [share]), law
+    return _with_evidence(name, "drawn", [token], [share]), law
 
 
 def best_columns(scores: NDArray[np.float32], count: int) -> list[int]:
@@ -168,9 +176,9 @@ def best_columns(scores: NDArray[np.float32], count: int) -> list[int]:
     return best
 
 
-def _with_evidence(kind: str, tokens: Iterable[int], shares: Sequence[float]) -> list[Candidate]:
+def _with_evidence(name: str, kind: str, tokens: Iterable[int], shares: Sequence[float]) -> list[Candidate]:
     return [
-        (token, ("model", kind, rank, bisect(EDGES, share)))
+        (token, (name, kind, rank, bisect(EDGES, share)))
         for rank, (token, share) in enumerate(zip(tokens, shares, strict=True))
     ]
 
