@@ -58,10 +58,10 @@ def check_graph(bundle: Bundle, record: ModelRecord, graph: GraphRecord) -> Onnx
         else:
             GraphChecker(parsed, record, graph, bundle).run()
 
-    return checked_graph(bundle, graph, check)
+    return read_checked(bundle, graph, check)
 
 
-def checked_graph(bundle: Bundle, graph: GraphRecord, check: Callable[[OnnxGraph], None]) -> OnnxGraph:
+def read_checked(bundle: Bundle, graph: GraphRecord, check: Callable[[OnnxGraph], None]) -> OnnxGraph:
     """Read one graph of a bundle, check that its weights lie in the bundle, and what ``check`` does besides.
 
     Raises:

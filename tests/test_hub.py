@@ -124,6 +124,14 @@ def test_only_what_is_read_is_fetched(hub: FakeHub) -> None:
     assert sorted(hub.fetched()) == sorted(CHECKPOINT)
 
 
+def test_medusa_heads_are_fetched_by_the_name_they_have(hub: FakeHub) -> None:
+    hub.add("owner/name", {"config.json": b"{}", "medusa_lm_head.safetensors": b"x", "medusa_lm_head.pt": b"y"})
+    assert sorted(path.name for path in get("owner/name").path.iterdir()) == [
+        "config.json",
+        "medusa_lm_head.safetensors",
+    ]
+
+
 def test_of_shards_only_those_that_the_index_names_are_fetched(hub: FakeHub) -> None:
     hub.add("owner/name", {**SHARDED, **BALLAST, "model.safetensors": b"an older copy"})
     found = get("owner/name")
@@ -245,6 +253,7 @@ def test_two_files_of_one_quantization_are_not_guessed_between(hub: FakeHub) -> 
     ("files", "kind", "complaint"),
     [
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, UnsupportedError, r"PyTorch .bin weights"),
+        ({"config.json": b"{}", "medusa_lm_head.pt": b"x"}, UnsupportedError, "a pickle, which could run anything"),
         ({"README.md": b"x"}, CheckpointError, "holds no checkpoint that can be exported"),
         ({"model.safetensors": b"x"}, CheckpointError, "expected config.json with model.safetensors"),
         ({"a.gguf": b"x"}, CheckpointError, "name one of them, as in owner/name/a.gguf"),

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from edge_spec.runtime import logits_processors
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
 from edge_spec.runtime.drafters.lookup import LookupDrafter
+from edge_spec.runtime.drafters.medusa import MedusaDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import Budget, Drafter
 from edge_spec.runtime.drafters.reencoded import ReencodedDrafter
@@ -31,6 +33,7 @@ from edge_spec.runtime.noise import RoundNoise, Stream, sample
 from edge_spec.runtime.penalties import penalize
 from edge_spec.runtime.proposal import Proposal
 from edge_spec.runtime.sampling_params import SamplingParams
+from edge_spec.runtime.tap_rows import TapRows
 from edge_spec.runtime.tokenizer import TextTokenizer
 from edge_spec.runtime.verification import RULES
 from reference_decoder import law_of, penalized
@@ -55,7 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.5,
     },
 }
-DRAFTERS = ("lookup", "model", "garbage", "trimmed", "other tokens", "head", "trimmed head")
+DRAFTERS = ("lookup", "model", "garbage", "trimmed", "other tokens", "head", "trimmed head", "medusa")
 
 
 # Logits of the next token, by the last one. The draft overrates one token wherever it is, so that rounds meet the same
@@ -77,6 +80,26 @@ def draft_logits(history: Sequence[int]) -> np.ndarray:
 OTHER_MODEL = np.random.default_rng(11).normal(0, 1.0, (5, 5)).astype(np.float32)
 
 
+# Logits of two heads, by the token before the last one.
+HEADS = np.random.default_rng(12).normal(0, 0.8, (VOCAB, 2, VOCAB)).astype(np.float32)
+HEADS += np.array([1.0, 0.0, -0.8], np.float32)
+
+
+class HeadsOfText(MedusaDrafter):
+    """Heads over a target whose hidden state is the token itself."""
+
+    def __init__(self) -> None:
+        heads: Any = SimpleNamespace(count=2, logits=lambda state: HEADS[int(state[0, 0])])
+        self.cache = SimpleNamespace(taps=None)
+        target: Any = SimpleNamespace(cache=self.cache)
+        super().__init__(heads, target)
+
+    def propose(self, context: Context, budget: Budget, prefix: Sequence[int] = ()) -> Proposal:
+        self.cache.taps = TapRows(1, 64)
+        self.cache.taps.append(0, [np.array(context.tokens[:-1], np.float32)[:, None]])
+        return super().propose(context, budget, prefix)
+
+
 @functools.cache
 def other_tokens() -> tuple[TextTokenizer, TextTokenizer]:
     own = Tokenizer(models.BPE(vocab={"c": 0, "a": 1, "b": 2, "ab": 3, "aa": 4}, merges=[("a", "b"), ("a", "a")]))
@@ -93,6 +116,8 @@ def drafter_of(kind: str, seed: int, target: TappedModel) -> Drafter:
         vocabulary = DraftVocabulary(np.array([0, 2]), VOCAB)
         model: Any = StubModel(lambda history: draft_logits(history)[[0, 2]])
         return ModelDrafter(model, vocabulary=vocabulary)
+    if kind == "medusa":
+        return HeadsOfText()
     if kind == "other tokens":
         model = StubModel(lambda history: OTHER_MODEL[history[-1]])
         return ReencodedDrafter(model, ReencodedText(*other_tokens(), VOCAB, len(OTHER_MODEL)), 1.0)

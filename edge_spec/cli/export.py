@@ -13,11 +13,14 @@ from edge_spec.cli.recipe_list import print_recipes
 
 EXPORTERS = ("native", "optimum")
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32", "auto")
+HEAD_RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
 # Options that the list of recipes has no use for.
 _OF_EXPORTS = (
-    *("pair", "target", "draft", "recipe", "output", "draft_via", "draft_recipe", "draft_vocab", "draft_vocab_text"),
-    *("draft_device", "context"),
+    *("pair", "bundle", "target", "draft", "head", "recipe", "output", "draft_via", "draft_recipe", "head_recipe"),
+    *("draft_vocab", "draft_vocab_text", "draft_device", "context", "taps"),
 )
+# Those that a bundle's new head has.
+_OF_HEADS = ("bundle", "head", "head_recipe", "taps", "output")
 
 
 def add(commands: Any) -> None:
@@ -35,6 +38,8 @@ def add(commands: Any) -> None:
         "edge-spec export --target HuggingFaceTB/SmolLM2-135M-Instruct@main --output smollm2.pair --recipe int4",
         "edge-spec export --recipe qwen2.5-coder-1.5b --device cuda --draft-device both --output coder-cuda.pair",
         "edge-spec export --pair models/qwen2.5-coder-1.5b.toml --output coder.pair",
+        "edge-spec export --target Qwen/Qwen3-1.7B --head AngelSlim/Qwen3-1.7B_eagle3 --output qwen3.pair",
+        "edge-spec export --bundle coder.pair --head ./my-head",
     )
     models = parser.add_argument_group("models")
     models.add_argument(
@@ -44,6 +49,10 @@ def add(commands: Any) -> None:
     )
     models.add_argument("--target", metavar="MODEL", help="the model whose text is wanted; --pair can name it instead")
     models.add_argument("--draft", metavar="MODEL", help="a much smaller model, best with the same tokenizer")
+    models.add_argument(
+        "--head", metavar="HEAD", help="a small network that drafts from the target's hidden states, such as EAGLE-3"
+    )
+    models.add_argument("--bundle", metavar="DIR", help="give a bundle that is there a --head, or replace its own")
     models.add_argument("--offline", action="store_true", help="take what is on the hub from its local cache only")
     models.add_argument("--list", action="store_true", help="print the recipes that are shipped, and export nothing")
     models.add_argument("--via", choices=EXPORTERS, default="native", help="who writes the target's graph (native)")
@@ -56,6 +65,13 @@ def add(commands: Any) -> None:
         "what pays on this machine; without --target, the name of a shipped recipe, as --pair",
     )
     storage.add_argument("--draft-recipe", choices=RECIPES, help="how the draft is stored (cpu: int4-128, cuda: int4)")
+    storage.add_argument("--head-recipe", choices=HEAD_RECIPES, help="how the head is stored (cpu: w8a8, cuda: fp16)")
+    storage.add_argument(
+        "--taps",
+        type=_layers,
+        metavar="N,N,N",
+        help="behind how many layers the target tells its hidden states (what the head's checkpoint says)",
+    )
     storage.add_argument(
         "--draft-vocab", type=_count, metavar="N", help="let the draft propose the N likeliest ids only, such as 32k"
     )
@@ -86,11 +102,26 @@ def _count(text: str) -> int:
     return int(digits) * thousands
 
 
+def _layers(text: str) -> tuple[int, ...]:
+    """Read numbers of layers between commas."""
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        layers = ()
+    if not layers or any(layer < 1 for layer in layers):
+        raise argparse.ArgumentTypeError(f"{text!r} names no layers, expected numbers such as 2,15,27")
+    return layers
+
+
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.list:
         if others := given(arguments, *_OF_EXPORTS):
             arguments.usage_error(f"--list exports nothing; leave out --{next(iter(others)).replace('_', '-')}")
         return print_recipes(arguments.json)
+    if arguments.head is None and given(arguments, "head_recipe"):
+        arguments.usage_error("--head-recipe is about a head, and there is none: give --head")
+    if arguments.bundle is not None:
+        return _add_head(arguments)
     if arguments.output is None:
         arguments.usage_error("the following arguments are required: --output")
     models = _models(arguments)
@@ -103,7 +134,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     with ProgressBars() as progress:
         report = export_pair(
-            **{**models, **given(arguments, "draft_device", "context", "draft_vocab", "draft_vocab_text")},
+            **{**models, **given(arguments, "draft_device", "context", "draft_vocab", "draft_vocab_text", "taps")},
             output=arguments.output,
             device=arguments.device,
             check=not arguments.no_check,
@@ -115,6 +146,31 @@ def _export(arguments: argparse.Namespace) -> int:
         )
     for note in report.notes:
         print(note, file=sys.stderr)
+    print_manifest(report.path, report.manifest, arguments.json)
+    return 0
+
+
+def _add_head(arguments: argparse.Namespace) -> int:
+    """Give a bundle a head."""
+    if arguments.head is None:
+        arguments.usage_error("--bundle is given a head: give --head")
+    others = given(arguments, *(name for name in _OF_EXPORTS if name not in _OF_HEADS))
+    if others:
+        arguments.usage_error(f"--bundle is there already; leave out --{next(iter(others)).replace('_', '-')}")
+    from edge_spec.export.add_head import add_head
+    from edge_spec.progress_bars import ProgressBars
+
+    with ProgressBars() as progress:
+        report = add_head(
+            arguments.bundle,
+            arguments.head,
+            output=arguments.output,
+            recipe=arguments.head_recipe,
+            taps=arguments.taps,
+            overwrite=arguments.overwrite,
+            offline=arguments.offline,
+            progress=progress,
+        )
     print_manifest(report.path, report.manifest, arguments.json)
     return 0
 
@@ -148,5 +204,5 @@ def _models(arguments: argparse.Namespace) -> dict[str, Any]:
                 lacks = next(device for device in devices if not runs_on(getattr(written, name), device))
                 taken = "whose own is taken" if len(devices) == 1 else "so each device's own is taken"
                 print(f"{pair}: its {name} is not for {lacks}, {taken}.", file=sys.stderr)
-    options = given(arguments, "target", "draft", "draft_recipe")
+    options = given(arguments, "target", "draft", "draft_recipe", "head", "head_recipe")
     return {**named, **options, **({} if recipe is None else {"recipe": recipe})}

@@ -16,7 +16,16 @@ from pathlib import Path
 from edge_spec.byte_size import size_text
 from edge_spec.errors import CheckpointError, MissingDependencyError
 from edge_spec.export.hub_errors import explained
-from edge_spec.export.hub_files import CONFIG, INDEX, SMALL, WEIGHTS, gguf_file, require_safetensors, shards
+from edge_spec.export.hub_files import (
+    CONFIG,
+    INDEX,
+    MEDUSA_WEIGHTS,
+    SMALL,
+    WEIGHTS,
+    gguf_file,
+    require_safetensors,
+    shards,
+)
 from edge_spec.export.hub_name import HubName
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -127,7 +136,9 @@ def _complete(name: HubName, repository: _Repository) -> HubCheckpoint:
     for file in SMALL:
         if file in repository.files:
             repository.get(file)
-    weights = shards(repository.get(INDEX).read_bytes()) if INDEX in repository.files else (WEIGHTS,)
+    weights = tuple(file for file in (WEIGHTS, MEDUSA_WEIGHTS) if file in repository.files)
+    if INDEX in repository.files:
+        weights = shards(repository.get(INDEX).read_bytes())
     _require_space(repository, weights)
     for file in weights:
         repository.get(file)

@@ -11,6 +11,8 @@ from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.hub_name import HubName
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# The weights of Medusa heads, which have a name of their own.
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 # What belongs to a checkpoint of safetensors besides its weights, as far as a repository has it.
 SMALL = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -33,7 +35,7 @@ def require_safetensors(name: HubName, files: Iterable[str]) -> None:
         CheckpointError: there is none.
         UnsupportedError: its weights are in another format.
     """
-    if CONFIG in files and (WEIGHTS in files or INDEX in files):
+    if CONFIG in files and any(weights in files for weights in (WEIGHTS, INDEX, MEDUSA_WEIGHTS)):
         return
     models = _models(files)
     if models:
@@ -41,6 +43,12 @@ def require_safetensors(name: HubName, files: Iterable[str]) -> None:
         one = f"{name.repository}:{next(iter(known))}" if known else f"{name.repository}/{models[0]}"
         has = f": it has {', '.join(known)}" if known else ""
         raise CheckpointError(f"{str(name)!r} holds GGUF files; name one of them, as in {one}{has}")
+    if "medusa_lm_head.pt" in files:
+        raise UnsupportedError(
+            f"{str(name)!r} holds Medusa heads as medusa_lm_head.pt, a pickle, which could run anything when it is "
+            f"read: convert it to {MEDUSA_WEIGHTS} where you trust it, put its config.json beside it, and give the "
+            "folder"
+        )
     if any(re.fullmatch(r"pytorch_model.*\.bin", file) for file in files):
         raise UnsupportedError(
             f"{str(name)!r} holds PyTorch .bin weights and no safetensors: load and save it with transformers to "

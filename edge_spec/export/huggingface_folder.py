@@ -40,8 +40,8 @@ class HuggingFaceFolder:
             CheckpointError: a file is missing, damaged or cut short.
         """
         self._folder = folder
-        self.config = _read_json(folder / "config.json")
-        self._generation = _read_json(folder / "generation_config.json", required=False)
+        self.config = read_json(folder / "config.json")
+        self._generation = read_json(folder / "generation_config.json", required=False)
         # Without do_sample the recommendation is to decode greedily, whatever the other values are.
         samples = self._generation.flag("do_sample", False)
         self.default_sampling: Mapping[str, float] = self._generation.numbers(_SAMPLING) if samples else {}
@@ -72,7 +72,7 @@ def _read(path: Path, limit: int) -> bytes:
     return content
 
 
-def _read_json(path: Path, *, required: bool = True) -> Metadata:
+def read_json(path: Path, *, required: bool = True) -> Metadata:
     """Return the object in a JSON file; an absent one is empty unless it is required."""
     try:
         values = json.loads(_read(path, _LARGEST_JSON).decode())
@@ -92,7 +92,7 @@ def _read_json(path: Path, *, required: bool = True) -> Metadata:
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     """Return the shard of every tensor, by the tensor's name in there."""
     if (folder / _INDEX).is_file():
-        index = _read_json(folder / _INDEX)
+        index = read_json(folder / _INDEX)
         places = index.get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
             raise CheckpointError(f"{index.where} holds no weight_map from tensors to files; download it again")
@@ -135,7 +135,7 @@ def _read_vocabulary(folder: Path, config: Metadata, generation: Metadata, embed
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if not 0 < size <= embedding_rows:
         raise CheckpointError(f"{path} has {size} tokens, but the embedding has {embedding_rows} rows")
-    settings = _read_json(folder / "tokenizer_config.json", required=False)
+    settings = read_json(folder / "tokenizer_config.json", required=False)
     named = dict(_named_tokens(settings))
     ids = {name: tokenizer.token_to_id(text) for name, text in named.items()}
     ends = {*_token_ids(generation, "eos_token_id", size), *_token_ids(config, "eos_token_id", size)}

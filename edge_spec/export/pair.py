@@ -16,11 +16,13 @@ from edge_spec.export.auto_recipe import Role, choose_recipe
 from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.export.draft_chain_graph import ChoiceOfTokens
 from edge_spec.export.draft_vocabulary import choose_speech
+from edge_spec.export.heads.head_folder import open_head_folder
+from edge_spec.export.heads.write_head import write_head
 from edge_spec.export.model import export_model
 from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
 from edge_spec.export.optimum_model import export_optimum_model, optimum_recipe
 from edge_spec.export.progress import Progress, silent
-from edge_spec.export.recipe import AUTO, DEFAULT_RECIPES, Device, Recipe, find_recipe
+from edge_spec.export.recipe import AUTO, DEFAULT_HEAD_RECIPES, DEFAULT_RECIPES, Device, Recipe, find_recipe
 from edge_spec.manifest import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, Via
 from edge_spec.manifest_check import LARGEST_TEXT
 
@@ -65,6 +67,8 @@ def export_pair(
     draft_via: Via | None = None,
     draft_vocab: int | None = None,
     draft_vocab_text: Sequence[str | os.PathLike[str]] = (),
+    head: str | os.PathLike[str] | None = None,
+    head_recipe: str | Recipe | None = None,
     taps: Sequence[int] = (),
     progress: Progress = silent,
 ) -> ExportReport:
@@ -87,7 +91,10 @@ def export_pair(
         draft_via: the same for the draft; ``None``: as the target.
         draft_vocab: ids that the draft proposes at most; ``None`` for all (docs/drafts.md).
         draft_vocab_text: files of text such as the pair will write, which say what ids those should be.
-        taps: behind how many of its layers the target tells its hidden states, for heads that draft from them.
+        head: a head that drafts from the target's hidden states (docs/heads.md), a folder or a name on the hub.
+        head_recipe: how it is stored; ``None`` picks the device's default.
+        taps: behind how many of its layers the target tells its hidden states. With a head, those that it reads, in the
+            order of its weights, if its checkpoint does not say or says it wrongly.
         progress: told how far the export is.
 
     Raises:
@@ -124,7 +131,14 @@ def export_pair(
         raise EdgeSpecError(
             "draft_vocab_text (--draft-vocab-text) says which ids to keep; say how many by draft_vocab (--draft-vocab)."
         )
+    stored_head = find_recipe(head_recipe or DEFAULT_HEAD_RECIPES[device], device)
+    if head is not None and via == "optimum":
+        raise EdgeSpecError(
+            "A head (--head) reads hidden states, which the exporter's own graphs tell; export the target without "
+            "via='optimum'."
+        )
     with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
+        head_folder = None if head is None else open_head_folder(head, offline)
         target_checkpoint = _open(target, via, context, offline)
         draft_checkpoint = None if draft is None else _open(draft, draft_via, None, offline)
         vocabulary = target_checkpoint.vocabulary
@@ -141,7 +155,14 @@ def export_pair(
         if any(asked in (AUTO, AUTO.name) for asked in requested):
             notes.append("Recipe auto is int4 on CUDA, which has no w8a8 to choose from; nothing was measured.")
         target_record, told = _export(
-            target_checkpoint, folder / "target", "target", target_recipe, device, check, progress, taps=taps
+            target_checkpoint,
+            folder / "target",
+            "target",
+            target_recipe,
+            device,
+            check,
+            progress,
+            taps=() if head_folder is not None else taps,
         )
         notes += told
         drafts: dict[Device, ModelRecord] = {}
@@ -154,25 +175,26 @@ def export_pair(
                 )
                 notes += told
             speech.write(folder)
-        progress("seal", 0, 1)
-        seal(
-            Manifest(
-                created_by=f"edge-spec {edge_spec.__version__}",
-                device=device,
-                vocab_size=vocabulary.size,
-                context_length=target_checkpoint.architecture.context_length,
-                eos_token_ids=vocabulary.eos_token_ids,
-                bos_token_id=vocabulary.bos_token_id,
-                special_token_ids=vocabulary.special_token_ids,
-                named_tokens=dict(vocabulary.named_tokens),
-                default_sampling=dict(target_checkpoint.default_sampling),
-                target=target_record,
-                draft=drafts.get(device),
-                files={},
-                draft_vocabulary=None if speech is None else speech.record,
-                cpu_draft=drafts.get("cpu") if device == "cuda" else None,
-            )
+        manifest = Manifest(
+            created_by=f"edge-spec {edge_spec.__version__}",
+            device=device,
+            vocab_size=vocabulary.size,
+            context_length=target_checkpoint.architecture.context_length,
+            eos_token_ids=vocabulary.eos_token_ids,
+            bos_token_id=vocabulary.bos_token_id,
+            special_token_ids=vocabulary.special_token_ids,
+            named_tokens=dict(vocabulary.named_tokens),
+            default_sampling=dict(target_checkpoint.default_sampling),
+            target=target_record,
+            draft=drafts.get(device),
+            files={},
+            draft_vocabulary=None if speech is None else speech.record,
+            cpu_draft=drafts.get("cpu") if device == "cuda" else None,
         )
+        if head_folder is not None:
+            manifest = write_head(folder, manifest, head_folder, stored_head, taps or None, progress)
+        progress("seal", 0, 1)
+        seal(manifest)
         progress("seal", 1, 1)
     return ExportReport(Path(output), read_manifest(Path(output)), tuple(notes))
 

@@ -14,6 +14,9 @@
     source = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
     recipe = "int4-128"
 
+    [head] # drafts from the target's hidden states (docs/heads.md)
+    source = "owner/name"
+
 A source is a name on the hub or a path, which is looked for beside the file first. Only ``[target]`` and its source are
 required. Without a ``recipe``, a model gets its device's default. ``[about]`` and ``[memory]`` are for people, and for
 the list of recipes that are shipped.
@@ -117,6 +120,8 @@ class PairRecipe:
         draft_recipe: the draft's, likewise.
         licence, draft_licence: of the models.
         about, memory: as the file says.
+        head: drafts from the target's hidden states, a folder or a name on the hub; ``None`` without.
+        head_recipe, head_licence: of the head, as above.
     """
 
     target: str
@@ -127,6 +132,9 @@ class PairRecipe:
     draft_licence: Licence = field(default_factory=Licence)
     about: About | None = None
     memory: ExpectedMemory | None = None
+    head: str | None = None
+    head_recipe: Recipe | None = None
+    head_licence: Licence = field(default_factory=Licence)
 
     def models(self, device: Device = "cpu", draft_devices: Sequence[Device] | None = None) -> dict[str, Any]:
         """Return the models and their recipes under the names that :func:`edge_spec.export.export_pair` knows.
@@ -144,7 +152,12 @@ class PairRecipe:
             "draft": self.draft,
             "recipe": self.recipe if runs_on(self.recipe, device) else None,
             "draft_recipe": self.draft_recipe if on_draft_devices else None,
+            **({} if self.head is None else self._head(device)),
         }
+
+    def _head(self, device: Device) -> dict[str, Any]:
+        recipe = self.head_recipe if runs_on(self.head_recipe, device) else None
+        return {"head": self.head, "head_recipe": recipe}
 
 
 def read_pair_recipe(path: Path) -> PairRecipe:
@@ -162,16 +175,31 @@ def read_pair_recipe(path: Path) -> PairRecipe:
 
 
 def _read(content: Mapping[str, Any], folder: Path) -> PairRecipe:
-    _require_known(content, ("target", "draft", "about", "memory"), "the file")
+    _require_known(content, ("target", "draft", "head", "about", "memory"), "the file")
     if "target" not in content:
         raise EdgeSpecError("there is no [target], whose source names the model.")
     target, recipe, licence = _model(content, "target", folder)
     draft, draft_recipe, draft_licence = (
         _model(content, "draft", folder) if "draft" in content else (None, None, Licence())
     )
+    head, head_recipe, head_licence = _model(content, "head", folder) if "head" in content else (None, None, Licence())
+    if head_recipe == AUTO:
+        raise EdgeSpecError("[head] has the recipe 'auto', which is for whole models; name another, or leave it out.")
     about = _about(content["about"]) if "about" in content else None
     memory = _memory(content["memory"]) if "memory" in content else None
-    return PairRecipe(target, draft, recipe, draft_recipe, licence, draft_licence, about, memory)
+    return PairRecipe(
+        target,
+        draft,
+        recipe,
+        draft_recipe,
+        licence,
+        draft_licence,
+        about,
+        memory,
+        head,
+        head_recipe,
+        head_licence,
+    )
 
 
 def _model(content: Mapping[str, Any], role: str, folder: Path) -> tuple[str, Recipe | None, Licence]:

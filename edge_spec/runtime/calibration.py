@@ -6,22 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.call_timer import CallTimer, Clock, TimedNetwork
+from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
 from edge_spec.runtime.draft_vocabulary import DraftVocabulary
 from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.logit_rows import LogitRows, likeliest_of, top_of
+from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.timed_block import TimedBlock, guesses
 from edge_spec.runtime.timed_head import TimedHead
 
 # Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
 TEXT = "The library in our town opens at nine in the morning. On Saturdays it"
 
 Progress = Callable[[str, float], None]
+
+AnyHead: TypeAlias = HeadModel | MedusaHeads | BlockHead
 
 # The usual row counts all, since kernels work in blocks and the costs have steps; of the others a few.
 _TARGET_ROWS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
@@ -41,6 +48,8 @@ COMPARED_ROWS = 8
 # Turns are taken until so many seconds have passed. The target takes two in any case, the second one cut short.
 _ENOUGH_SECONDS = 1.0
 _FEWEST_TURNS, _MOST_TURNS = 2, 3
+# In seconds; clocks may be too coarse to tell.
+_SHORTEST_CALL = 1e-9
 _ENOUGH_DRAFT_SECONDS = 0.5
 _MOST_PAIRS = 1024
 
@@ -81,7 +90,7 @@ def calibrate(
     most_rows: int = _TARGET_ROWS[-1],
     vocabulary: DraftVocabulary | None = None,
     draft_tokens: Sequence[int] | None = None,
-    head: HeadModel | None = None,
+    head: AnyHead | None = None,
 ) -> Calibration:
     """Measure a pair.
 
@@ -108,7 +117,13 @@ def calibrate(
     finally:
         target.cache.rollback(0)
     if head is not None:
-        head_costs, agreement = _measure_head(target, head, text, start, vocabulary or DraftVocabulary(), report, clock)
+        about = text, start, vocabulary or DraftVocabulary(), report, clock
+        if isinstance(head, MedusaHeads):
+            head_costs, agreement = _measure_medusa(target, head, *about)
+        elif isinstance(head, BlockHead):
+            head_costs, agreement = _measure_block(target, head, text, start, report, clock)
+        else:
+            head_costs, agreement = _measure_head(target, head, *about)
         return Calibration(Costs(costs, head_costs, overhead), agreement)
     if draft is None:
         return Calibration(Costs(costs, None, overhead))
@@ -228,6 +243,59 @@ def _measure_head(
         target.cache.rollback(0)
         head.cache.rollback(0)
     return costs, tuple(pairs)
+
+
+def _measure_block(
+    target: Model, head: BlockHead, text: Sequence[int], start: int, report: Progress, clock: Clock
+) -> tuple[CallCosts, tuple[tuple[float, bool], ...]]:
+    """Compare what the head says of the next token in some places of ``text`` from ``start`` on, and time its calls."""
+    taps = target.cache.taps
+    assert taps is not None  # the target was loaded for a head
+    text = text[: min(head.context, taps.limit)]
+    try:
+        target.prefill(text)
+        pairs = tuple(guesses(head, text, taps, start))
+        timed = TimedBlock(head)
+        timed.forward((0,), ())  # the curves begin with a step behind something
+        costs, _ = _measure_draft(timed, "head", report, clock)
+    finally:
+        target.cache.rollback(0)
+    return costs, pairs
+
+
+def _measure_medusa(
+    target: Model,
+    heads: MedusaHeads,
+    text: Sequence[int],
+    start: int,
+    vocabulary: DraftVocabulary,
+    report: Progress,
+    clock: Clock,
+) -> tuple[CallCosts, tuple[tuple[float, bool], ...]]:
+    """Compare what the first head says for the tokens of ``text`` from ``start`` on, and time calls meanwhile."""
+    taps = target.cache.taps
+    assert taps is not None  # the target was loaded for heads
+    text = text[: taps.limit]
+    pairs, seconds = [], []
+
+    def timed(state: NDArray[np.float32]) -> NDArray[np.float32]:
+        started = clock()
+        logits = heads.logits(state)
+        seconds.append(clock() - started)
+        return logits
+
+    timed(np.full((1, taps.width), 0.1, np.float32))  # also where the text is too short
+    try:
+        target.prefill(text)
+        for place in range(max(start, 2), len(text)):
+            report("head", place / len(text))
+            logits = timed(taps.read(place - 2, place - 1))
+            pairs.append(_compared(logits, 0, text[place], vocabulary))
+    finally:
+        target.cache.rollback(0)
+    # A call has one row, and no cache grows beneath it.
+    usual = max(sorted(seconds)[len(seconds) // 2], _SHORTEST_CALL)
+    return CallCosts(CostCurve((1,), (usual,), (0.0,))), tuple(pairs)
 
 
 def _measure_draft(draft: TimedNetwork, name: str, report: Progress, clock: Clock) -> tuple[CallCosts, float]:

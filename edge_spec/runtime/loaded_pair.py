@@ -15,7 +15,8 @@ from edge_spec.heap import give_back
 from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, HeadRecord, Manifest, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.calibration import TEXT, Calibration, Progress, calibrate
+from edge_spec.runtime.block_head import BlockHead
+from edge_spec.runtime.calibration import TEXT, AnyHead, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.configuration import Configuration
@@ -23,6 +24,7 @@ from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary, read_head_vocabulary
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.head_model import HeadModel
+from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.provider import CPU_PROVIDER
@@ -56,9 +58,9 @@ class LoadedPair:
     configuration: Configuration
     target: Model
     draft: Model | None
-    head: HeadModel | None
+    head: AnyHead | None
     load_draft: Callable[[], Model] | None
-    load_head: Callable[[], HeadModel] | None
+    load_head: Callable[[], AnyHead] | None
     draft_load_seconds: float
     tokenizer: TextTokenizer
     draft_tokenizer: TextTokenizer | None
@@ -164,7 +166,7 @@ def load_pair(
     write_profile(manifest, notes.profile())
     # What was measured with is not the size of what comes.
     for loaded in (target, draft, loaded_head):
-        if loaded is not None:
+        if loaded is not None and not isinstance(loaded, MedusaHeads | BlockHead):
             loaded.shrink(loaded.cache)
     give_back()
     return LoadedPair(
@@ -234,12 +236,18 @@ class _Opener:
             _LOG.warning("some calls run without CUDA graphs: %s", loaded.eager_reason)
         return loaded
 
-    def head(self, head: HeadRecord, context: int) -> HeadModel:
-        """Open the head; see :class:`HeadModel`."""
+    def head(self, head: HeadRecord, context: int) -> AnyHead:
+        """Open the head; see :class:`HeadModel`, :class:`MedusaHeads` and :class:`BlockHead`."""
         on_gpu = self.bundle.manifest.device_of(head.model) == "cuda"
         settings = settings_for(self.providers, self.arenas.get("head"))
         with self.notes.of("head_weights", self.device_taken if on_gpu else None):
-            loaded = HeadModel(self.bundle, head, self.providers, context, self.threads, settings=settings)
+            loaded: AnyHead
+            if head.kind == "medusa":
+                loaded = MedusaHeads(self.bundle, head, self.providers, self.threads, settings.options)
+            elif head.kind in ("dflash", "dspark"):
+                loaded = BlockHead(self.bundle, head, self.providers, context, self.threads, settings.options)
+            else:
+                loaded = HeadModel(self.bundle, head, self.providers, context, self.threads, settings=settings)
             give_back()
         return loaded
 

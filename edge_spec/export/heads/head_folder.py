@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 from edge_spec.errors import CheckpointError
+from edge_spec.export.checkpoint import weights_sha256
 from edge_spec.export.heads.head_tensors import HeadTensors
+from edge_spec.export.hub_files import MEDUSA_WEIGHTS
 from edge_spec.export.huggingface_folder import HuggingFaceFolder
 from edge_spec.export.metadata import Metadata
+from edge_spec.export.safetensors_file import SafetensorsFile
 
 
 class HeadFolder:
@@ -27,19 +30,26 @@ class HeadFolder:
             CheckpointError: a file is missing, damaged or cut short, or the weights are no safetensors.
         """
         self.source = source
-        self._folder = HuggingFaceFolder(path)
-        self.config: Metadata = self._folder.config
-        if not any(path.glob("*.safetensors")) and (pickled := sorted(path.glob("*.bin"))):
+        folder = HuggingFaceFolder(path)
+        self.config: Metadata = folder.config
+        if not any(path.glob("*.safetensors")) and (pickled := sorted([*path.glob("*.bin"), *path.glob("*.pt")])):
+            name = pickled[0].name
+            to = MEDUSA_WEIGHTS if name.startswith("medusa") else "model.safetensors"
             raise CheckpointError(
-                f"{path} holds its weights as {pickled[0].name}, a pickle, which could run anything when it is read; "
-                "convert it where you trust it: from safetensors.torch import save_file; save_file({name: "
-                "value.contiguous() for name, value in torch.load('pytorch_model.bin').items()}, 'model.safetensors')"
+                f"{path} holds its weights as {name}, a pickle, which could run anything when it is read; convert it "
+                "where you trust it: from safetensors.torch import save_file; save_file({name: value.contiguous() for "
+                f"name, value in torch.load('{name}').items()}}, '{to}')"
             )
-        self.tensors = HeadTensors(self._folder.shards, source)
+        if (path / MEDUSA_WEIGHTS).is_file():
+            file = SafetensorsFile(path / MEDUSA_WEIGHTS)
+            self._shards = dict.fromkeys(file.tensors, file)
+        else:
+            self._shards = folder.shards
+        self.tensors = HeadTensors(self._shards, source)
 
     def sha256(self) -> str:
         """Return the hex digest of the weight files' contents."""
-        return self._folder.sha256()
+        return weights_sha256(*sorted({shard.path for shard in self._shards.values()}))
 
 
 def open_head_folder(source: str | os.PathLike[str], offline: bool = False) -> HeadFolder:

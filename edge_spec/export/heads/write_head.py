@@ -1,4 +1,4 @@
-"""Writes a head beside a target: its graph, its weights, and the hidden states that the target's graphs have to tell."""
+"""Writes a head beside a target: graph, weights, and the hidden states that the target's graphs have to tell."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ import onnx_ir as ir
 
 from edge_spec.export.graph_tape import compute_type
 from edge_spec.export.graph_taps import set_taps
+from edge_spec.export.heads.block_checkpoint import BlockCheckpoint, is_block_head
 from edge_spec.export.heads.head_folder import HeadFolder
+from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint, is_medusa
 from edge_spec.export.heads.open_head import read_head
 from edge_spec.export.heads.recurrent_graph import build_head_graph
 from edge_spec.export.heads.recurrent_head import RecurrentHead
 from edge_spec.export.heads.recurrent_packing import pack_head
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
+from edge_spec.export.heads.write_block_head import write_block_head
+from edge_spec.export.heads.write_medusa import write_medusa
 from edge_spec.export.model import describe_architecture
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import open_weight_file
-from edge_spec.manifest import HEAD_IDS, GraphRecord, HeadRecord, Manifest, ModelRecord
+from edge_spec.manifest import HEAD_IDS, HEAD_MARKOV, GraphRecord, HeadRecord, Manifest, ModelRecord
 from edge_spec.processor import integer_products_saturate
 
 GRAPH, WEIGHTS = "target/head.onnx", "target/head.onnx.data"
 
 # Every file of a head, whatever its kind.
-HEAD_FILES = (GRAPH, WEIGHTS, HEAD_IDS)
+HEAD_FILES = (GRAPH, WEIGHTS, HEAD_IDS, HEAD_MARKOV)
 
 
 def write_head(
@@ -58,14 +62,21 @@ def write_head(
         UnsupportedError: it is of a kind that is not built.
     """
     progress("export head", 0, 3)
-    head = read_head(head_folder, manifest, taps)
-    progress("export head", 1, 3)
+    target = TargetOfBundle(folder, manifest)
     for name in HEAD_FILES:
         (folder / name).unlink(missing_ok=True)
-    target = TargetOfBundle(folder, manifest)
-    record = _write(folder, head, target, recipe)
+    if is_medusa(head_folder.config, head_folder.tensors):
+        heads = MedusaCheckpoint(head_folder, manifest.target.architecture)
+        record = write_medusa(heads, manifest, folder / GRAPH, folder / WEIGHTS, recipe, progress)
+    elif is_block_head(head_folder.config):
+        block = BlockCheckpoint(head_folder, manifest)
+        record = write_block_head(block, target, folder / GRAPH, folder / WEIGHTS, recipe, progress)
+    else:
+        head = read_head(head_folder, manifest, taps, target.final_norm())
+        progress("export head", 1, 3)
+        record = _write(folder, head, target, recipe)
     progress("export head", 2, 3)
-    told = _tell_taps(folder, target, head.taps)
+    told = _tell_taps(folder, target, record.taps)
     progress("export head", 3, 3)
     return replace(manifest, target=replace(manifest.target, graphs=told), head=record)
 
@@ -76,8 +87,8 @@ def _write(folder: Path, head: RecurrentHead, target: TargetOfBundle, recipe: Re
     with open_weight_file(folder / WEIGHTS) as weights:
         packer = Packer(weights, recipe, target.device, signed_integers)
         packed = pack_head(head, target, packer, recipe)
-    rows = packed.embedding.tensors["weight"].shape[0]
-    facts = replace(head.architecture, logits_size=packed.lm_head.outputs, embedding_rows=int(rows))
+    rows = int(packed.embedding.tensors["weight"].shape.numpy()[0])
+    facts = replace(head.architecture, logits_size=packed.lm_head.outputs, embedding_rows=rows)
     ir.save(build_head_graph(facts, packed, len(head.taps), target.device), folder / GRAPH)
     if head.ids is not None:
         (folder / HEAD_IDS).write_bytes(head.ids.astype("<u4").tobytes())

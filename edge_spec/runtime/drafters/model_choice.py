@@ -137,7 +137,7 @@ def choose(
     processed = context.pipeline.process_row(logits, context.history, path)
     count = _SIBLINGS if branches else 1
     if context.noise is None:
-        columns = _best(processed, count)
+        columns = best_columns(processed, count)
         require_finite(processed[columns[0]], 0)
         peak = processed[columns[0]]
         total = float(np.exp(processed - peak).sum()) + float(np.exp(left_out - peak))
@@ -152,7 +152,7 @@ def choose(
             columns = [sample_gumbel(law, noise)]
         else:
             with np.errstate(divide="ignore"):
-                columns = _best(np.log(law) + noise, count)
+                columns = best_columns(np.log(law) + noise, count)
         shares = [float(law[column]) for column in columns]
         return _with_evidence(name, "coupled", map(vocabulary.id_of, columns), shares), None
     # What is said of a drawn token must not depend on the draw, so it is said of the law.
@@ -162,7 +162,7 @@ def choose(
     return _with_evidence(name, "drawn", [token], [share]), law
 
 
-def _best(scores: NDArray[np.float32], count: int) -> list[int]:
+def best_columns(scores: NDArray[np.float32], count: int) -> list[int]:
     """The ``count`` highest scores' indices, best first; those of -inf are left out, except the first."""
     best = [int(np.argmax(scores))]
     if count > 1:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from edge_spec.manifest import Manifest
+from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.calibration import TEXT
+from edge_spec.runtime.drafters.block import BlockDrafter
 from edge_spec.runtime.drafters.head import HeadDrafter
+from edge_spec.runtime.drafters.medusa import MedusaDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.drafters.protocol import CostlyDrafter
 from edge_spec.runtime.drafters.reencoded import ReencodedDrafter
 from edge_spec.runtime.drafters.reencoded_text import ReencodedText
+from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.loaded_pair import LoadedPair
+from edge_spec.runtime.medusa_heads import MedusaHeads
 
 
 def drafter_of_pair(
@@ -31,10 +37,15 @@ def drafter_of_pair(
             there were several.
         clock: tells the time, in seconds.
     """
+    if isinstance(pair.head, MedusaHeads):
+        heads_again = cast("Callable[[], MedusaHeads] | None", pair.load_head)
+        return MedusaDrafter(pair.head, pair.target, on_call, clock, heads_again, pair.draft_vocabulary)
+    if isinstance(pair.head, BlockHead):
+        block_again = cast("Callable[[], BlockHead] | None", pair.load_head)
+        return BlockDrafter(pair.head, pair.target, None, on_call, clock, block_again)
     if pair.head is not None:
-        return HeadDrafter(
-            pair.head, pair.target, None, on_call, clock, pair.load_head, vocabulary=pair.draft_vocabulary
-        )
+        head_again = cast("Callable[[], HeadModel] | None", pair.load_head)
+        return HeadDrafter(pair.head, pair.target, None, on_call, clock, head_again, vocabulary=pair.draft_vocabulary)
     if pair.draft is None:
         return None
     speech = manifest.draft_vocabulary
