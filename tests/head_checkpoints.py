@@ -19,7 +19,8 @@ Tensors = dict[str, Tensor]
 
 def layer_tensors(random: torch.Generator, hidden: int, inputs: int, **sizes: int) -> Tensors:
     """A decoder layer whose attention projects ``inputs`` elements."""
-    mlp, query, kv = sizes.get("mlp", MLP), HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE
+    mlp, head_size = sizes.get("mlp", MLP), sizes.get("head_size", HEAD_SIZE)
+    query, kv = sizes.get("heads", HEADS) * head_size, sizes.get("kv_heads", KV_HEADS) * head_size
     shapes = {"self_attn.q_proj": (query, inputs), "self_attn.k_proj": (kv, inputs), "self_attn.v_proj": (kv, inputs)}
     shapes |= {"self_attn.o_proj": (hidden, query), "mlp.gate_proj": (mlp, hidden), "mlp.up_proj": (mlp, hidden)}
     shapes |= {"mlp.down_proj": (hidden, mlp)}
@@ -37,11 +38,13 @@ def gain(random: torch.Generator, size: int) -> Tensor:
     return 1 + 0.3 * torch.randn(size, generator=random)
 
 
-def eagle3_tensors(hidden: int, ids: Sequence[int], vocabulary: int, taps: int = 3, seed: int = 0) -> Tensors:
+def eagle3_tensors(
+    hidden: int, ids: Sequence[int], vocabulary: int, taps: int = 3, seed: int = 0, **sizes: int
+) -> Tensors:
     """The tensors of an EAGLE-3 head as SafeAILab and SpecForge name them."""
     random = torch.Generator().manual_seed(seed)
     columns = len(ids)
-    layer = {f"midlayer.{name}": value for name, value in layer_tensors(random, hidden, 2 * hidden).items()}
+    layer = {f"midlayer.{name}": value for name, value in layer_tensors(random, hidden, 2 * hidden, **sizes).items()}
     kept = torch.zeros(vocabulary, dtype=torch.bool)
     kept[list(ids)] = True
     return {

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from edge_spec.manifest import HeadRecord, Manifest
 from edge_spec.runtime.kv_cache import LEAST_SLOTS
 from edge_spec.runtime.model import PREFILL_ROWS
 from edge_spec.runtime.tap_rows import KEPT_TAP_ROWS, MOST_TAP_ROWS
 from edge_spec.runtime.weight_law import Matrix, Weights, matrices_of, matrix_weights
-
-# The rows of a call's outputs lie twice where a rotation is undone on the way there, and once more where a head is
-# given them.
-_TAP_COPIES = 3
 
 
 def head_weights(head: HeadRecord, manifest: Manifest, tokens: int) -> Weights:
@@ -33,21 +29,25 @@ def head_slots(head: HeadRecord, context: int) -> int:
     return context + (2 * head.block_size if head.kind in ("dflash", "dspark") else head.tokens)
 
 
-def tap_row_bytes(head: HeadRecord, manifest: Manifest) -> int:
-    """Bytes of the hidden states of one token, as they are kept."""
-    return 4 * len(head.taps) * manifest.target.architecture.hidden_size
-
-
 def kept_taps_bytes(head: HeadRecord, manifest: Manifest, context: int, conversations: int) -> int:
     """Bytes of the hidden states that are kept of all texts: of one as many as there can be, of the others some."""
     texts = max(1, conversations * context // min(LEAST_SLOTS, context))
     rows = min(2 * MOST_TAP_ROWS, 2 * context + 64) + KEPT_TAP_ROWS * (texts - 1)
-    return rows * tap_row_bytes(head, manifest)
+    return rows * _row_bytes(head.taps, manifest)
 
 
-def tap_outputs_bytes(head: HeadRecord, manifest: Manifest) -> int:
-    """Bytes of hidden states on their way: as a call of the target tells them, and as one of the head reads them."""
-    return _TAP_COPIES * PREFILL_ROWS * tap_row_bytes(head, manifest)
+def tap_outputs_bytes(manifest: Manifest, with_head: bool) -> int:
+    """Bytes of hidden states on their way.
+
+    A call of the target computes those that its graph tells whether somebody wants them or not. They lie twice where a
+    rotation is undone, and once more where a head reads them.
+    """
+    return (3 if with_head else 2) * PREFILL_ROWS * _row_bytes(manifest.target.graphs[0].taps, manifest)
+
+
+def _row_bytes(taps: Sequence[int], manifest: Manifest) -> int:
+    """Bytes of the hidden states of one token, as they are kept."""
+    return 4 * len(taps) * manifest.target.architecture.hidden_size
 
 
 def _matrices(head: HeadRecord) -> Iterator[Matrix]:

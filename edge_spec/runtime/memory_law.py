@@ -134,7 +134,8 @@ def memory_items(
     if head is not None:
         kept = kept_taps_bytes(head, manifest, configuration.context, configuration.conversations)
         items.append(MemoryItem("hidden states", kept, "law"))
-        items.append(MemoryItem("tap outputs", tap_outputs_bytes(head, manifest), "law"))
+    if told := tap_outputs_bytes(manifest, head is not None):
+        items.append(MemoryItem("tap outputs", told, "law"))
     logits = _TARGET_LOGITS * (configuration.widest + 1) * target.architecture.logits_size * 4
     logits += 0 if draft is None else COMPARED_ROWS * draft.architecture.logits_size * 4
     logits += 0 if head is None else max(COMPARED_ROWS, head.tokens) * head.model.architecture.logits_size * 4
