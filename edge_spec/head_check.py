@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.block_rules import block_inputs, block_outputs, block_rules
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
 from edge_spec.graph_check import GraphChecker, read_checked
@@ -76,10 +77,41 @@ class MedusaChecker(HeadChecker):
         return medusa_outputs(self.head.tokens, self.facts.logits_size)
 
 
+class BlockChecker(HeadChecker):
+    """Of a head that fills a block at once."""
+
+    def __init__(self, parsed: OnnxGraph, head: HeadRecord, bundle: Bundle) -> None:
+        """Check what was read of the head's graph."""
+        super().__init__(parsed, head, bundle)
+        self.tree = True  # attention takes a bias, as where proposals are trees
+        self.rules = block_rules(head.block_size)
+
+    def counts_rows(self, size: int | str) -> bool:
+        """Whether a dimension is rows of one kind or another."""
+        return size in ("rows", "key_rows", "tap_rows", "logit_rows", self.head.block_size)
+
+    def names_rows(self, value: Declared | None) -> bool:
+        """Whether an input of the node at hand is the ids of the block, which the embedding has."""
+        return self.kind(value) == "Concat"
+
+    def contract_inputs(self) -> dict[str, Declared]:
+        """The inputs that the graph must have."""
+        return {
+            **block_inputs(self.facts, len(self.head.taps), self.float),
+            **self.caches("past_key_values"),
+        }
+
+    def contract_outputs(self) -> dict[str, Declared]:
+        """The outputs that the graph must have."""
+        return {**block_outputs(self.facts, self.head.confidence), **self.caches("present")}
+
+
 _CHECKERS: Mapping[HeadKind, type[HeadChecker]] = {
     "eagle3": RecurrentHeadChecker,
     "mtp": RecurrentHeadChecker,
     "medusa": MedusaChecker,
+    "dflash": BlockChecker,
+    "dspark": BlockChecker,
 }
 
 
@@ -89,9 +121,7 @@ def check_head_graph(bundle: Bundle, head: HeadRecord) -> OnnxGraph:
     Raises:
         BundleError: it cannot be read, or is not what the exporter writes.
     """
-    checker = _CHECKERS.get(head.kind)
-    if checker is None:
-        raise BundleError(f"{bundle.path} has a head of kind {head.kind!r}, which this edge-spec does not run.")
+    checker = _CHECKERS[head.kind]
     return read_checked(bundle, head.model.graphs[0], lambda parsed: checker(parsed, head, bundle).run())
 
 

@@ -24,6 +24,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 DRAFT_TOKENIZER = "draft/tokenizer.json"
 DRAFT_IDS = "draft/ids.bin"
 HEAD_IDS = "target/head.ids.bin"
+HEAD_MARKOV = "target/head.markov.bin"
 
 # What graphs run on.
 Device = Literal["cpu", "cuda"]
@@ -181,6 +182,10 @@ class HeadRecord:
         tokens: most tokens that one call proposes; 1 if each needs a call.
         names_columns: whether ``target/head.ids.bin`` holds the id of every column of its logits, as
             :class:`DraftVocabularyRecord` says; if not, column i is id i.
+        markov_rank: of the bias on its logits by the token before; 0 without one. ``target/head.markov.bin`` then holds
+            a row of so many numbers for each token before, then one for each column, then a last one, by which the
+            token before speaks of confidence; all float16, little-endian.
+        confidence: whether its graph also says how likely a token is to be accepted.
     """
 
     kind: HeadKind
@@ -188,6 +193,13 @@ class HeadRecord:
     model: ModelRecord
     tokens: int
     names_columns: bool
+    markov_rank: int = 0
+    confidence: bool = False
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the block that a DFlash or DSpark head fills: DFlash's first, the anchor, predicts nothing."""
+        return self.tokens + (self.kind == "dflash")
 
 
 @dataclass(frozen=True)

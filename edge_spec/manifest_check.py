@@ -11,6 +11,7 @@ from edge_spec.manifest import (
     DRAFT_IDS,
     DRAFT_TOKENIZER,
     HEAD_IDS,
+    HEAD_MARKOV,
     TOKENIZER,
     ArchitectureRecord,
     HeadRecord,
@@ -34,6 +35,10 @@ _MOST_STEPS = 16
 # Of a head: hidden states that it reads, and tokens that a call of it proposes.
 _MOST_TAPS = 16
 _MOST_HEAD_TOKENS = 64
+
+# Of a head that drafts a block at once: rows of the block, and rank of a bias by the token before.
+MOST_BLOCK = 64
+MOST_MARKOV_RANK = 4096
 
 # What layer classes can be stored as, and how many int4 weights can share a scale.
 _MATRIX_FORMATS = ("fp32", "fp16", "w8a8", "int4")
@@ -71,6 +76,7 @@ def check_manifest(manifest: Manifest) -> None:
         _check_head(manifest, manifest.head)
     _check_vocabulary("vocab_size", manifest.vocab_size, manifest.target.architecture)
     _check_draft_vocabulary(manifest)
+    _check_block(manifest)
     _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])
     _require_between("context_length", manifest.context_length, 2, manifest.target.architecture.context_length)
     ids = [*manifest.eos_token_ids, *manifest.special_token_ids]
@@ -99,6 +105,27 @@ def _check_draft_vocabulary(manifest: Manifest) -> None:
         raise ValueError("draft_vocabulary is about a draft, and there is none")
     for draft in drafts:
         _check_speech(manifest, draft.architecture)
+
+
+def _check_block(manifest: Manifest) -> None:
+    """Raise ValueError unless a head that fills a block at once has a block and tables of possible sizes."""
+    head = manifest.head
+    if head is None:
+        return
+    fills = head.kind in ("dflash", "dspark")
+    if fills:
+        _require_between("rows of the head's block", head.block_size, 2, MOST_BLOCK)
+        if head.names_columns or head.model.architecture.logits_size != manifest.target.architecture.logits_size:
+            raise ValueError(f"the logits of a {head.kind} head are the target's")
+    if head.kind != "dspark" and (head.markov_rank or head.confidence):
+        raise ValueError(f"a {head.kind} head has neither a Markov head nor one for confidence")
+    _require_between("markov_rank", head.markov_rank, 0, MOST_MARKOV_RANK)
+    if head.markov_rank:
+        expected = 2 * head.markov_rank * (2 * head.model.architecture.logits_size + 1)
+        record = manifest.files.get(HEAD_MARKOV)
+        if record is None or record.bytes != expected:
+            found = "missing" if record is None else f"{record.bytes} bytes long"
+            raise ValueError(f"{HEAD_MARKOV} is {found}, expected {expected} bytes")
 
 
 def _check_speech(manifest: Manifest, facts: ArchitectureRecord) -> None:

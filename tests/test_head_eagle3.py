@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor
 
 from edge_spec.bundle import open_bundle
-from edge_spec.export.add_head import add_head
+from edge_spec.errors import BundleError, CheckpointError, UnsupportedError
+from edge_spec.export import add_head, export_pair
+from edge_spec.graph_check import check_graph
+from edge_spec.head_check import check_head_graph, read_head_ids
 from edge_spec.manifest import HEAD_IDS
 from edge_spec.runtime.model import Model
 from head_checkpoints import Tensors, eagle3_tensors, llama_config, rms_norm, run_layer, save_head, speculators
@@ -65,8 +71,6 @@ def embedding(target: Path) -> Tensor:
 
 @pytest.fixture(scope="module")
 def bundle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    from edge_spec.export import export_pair
-
     folder, written = tmp_path_factory.mktemp("bundles"), {}
 
     def exported(recipe: str) -> Path:
@@ -176,3 +180,191 @@ def test_from_the_targets_own_hidden_states(stored: str, bundle: Any, target: Pa
     expected, _ = reference.run(reference.fused(taps), ids[1:16])
     limit = 1e-3 if stored == "fp32" else 0.1
     assert np.abs(found - in_id_order(expected)).mean() < limit * np.abs(expected).mean()
+
+
+def test_taps_are_what_the_configuration_says_they_are(bundle: Any, tmp_path: Path) -> None:
+    """A list of its own counts the layers before a hidden state, one in ``eagle_config`` numbers the layer it is of."""
+    tensors, config = eagle3_tensors(HIDDEN, IDS, VOCABULARY), llama_config(HIDDEN, len(IDS), VOCABULARY)
+    listed = "eagle_aux_hidden_state_layer_ids"
+    for change, given, expected in (
+        ({listed: [1, 2, 6]}, None, (1, 2, 6)),
+        ({"eagle_config": {listed: [1, 2, 5]}}, None, (2, 3, 6)),
+        ({listed: [1, 2, 6]}, (2, 4, 5), (2, 4, 5)),
+    ):
+        head = save_head(tmp_path / "head", {**config, **change}, tensors)
+        manifest = add_head(bundle("fp32"), head, output=tmp_path / "b", taps=given, overwrite=True).manifest
+        assert manifest.head is not None and manifest.head.taps == expected
+        assert all(graph.taps == expected for graph in manifest.target.graphs)
+    # Without a word of it, layers 2, L // 2 and L - 3, of which this target of six has two in one.
+    with pytest.raises(CheckpointError, match=r"behind \[2, 3, 3\] of the target's layers"):
+        add_head(bundle("fp32"), save_head(tmp_path / "head", config, tensors), output=tmp_path / "other")
+
+
+def test_taps_in_any_order_are_read_in_the_order_of_the_weights(bundle: Any, tmp_path: Path) -> None:
+    """A head whose weights take the hidden states in another order is the same head with its columns moved."""
+    tensors, config = eagle3_tensors(HIDDEN, IDS, VOCABULARY), llama_config(HIDDEN, len(IDS), VOCABULARY)
+    listed = "eagle_aux_hidden_state_layer_ids"
+    first = save_head(tmp_path / "first", {**config, listed: [2, 4, 5]}, tensors)
+    moved = torch.cat([tensors["fc.weight"].split(HIDDEN, 1)[index] for index in (2, 0, 1)], 1)
+    second = save_head(tmp_path / "second", {**config, listed: [5, 2, 4]}, {**tensors, "fc.weight": moved})
+    taps = np.random.default_rng(1).normal(size=(5, 3 * HIDDEN)).astype(np.float32)
+    found = [
+        HeadGraph(add_head(bundle("fp32"), head, output=tmp_path / head.name / "b", recipe="fp32").path).call(
+            [1, 2, 3, 4, 5], taps
+        )[0]
+        for head in (first, second)
+    ]
+    assert np.array_equal(*found)
+
+
+def test_an_embedding_of_its_own_is_stored_only_if_it_differs(bundle: Any, embedding: Tensor, tmp_path: Path) -> None:
+    tensors, config = eagle3_tensors(HIDDEN, IDS, VOCABULARY), llama_config(HIDDEN, len(IDS), VOCABULARY)
+    config["eagle_aux_hidden_state_layer_ids"] = TAPS
+    other = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(2))
+    sizes, random = [], np.random.default_rng(1)
+    for own in (embedding, other):
+        head = save_head(tmp_path / "head", config, {**tensors, "embed_tokens.weight": own})
+        report = add_head(bundle("w8a8"), head, output=tmp_path / "b", recipe="fp32", overwrite=True)
+        sizes.append(report.manifest.files["target/head.onnx.data"].bytes)
+        assert report.manifest.head is not None
+        check_head_graph(open_bundle(report.path), report.manifest.head)
+        taps = random.normal(size=(5, 3 * HIDDEN)).astype(np.float32)
+        found, _ = HeadGraph(report.path).call([5, 6, 7, 8, 9], taps)
+        reference = Reference(tensors, own)
+        expected, _ = reference.run(reference.fused(taps), [5, 6, 7, 8, 9])
+        assert np.abs(found - in_id_order(expected)).mean() < 0.02 * np.abs(expected).mean()
+    assert sizes[1] >= sizes[0] + VOCABULARY * HIDDEN
+
+
+def test_what_is_no_head_for_the_target_is_refused(bundle: Any, tmp_path: Path) -> None:
+    path = bundle("fp32")
+    before = (path / "manifest.json").read_bytes()
+    config = {**llama_config(HIDDEN, len(IDS), VOCABULARY), "eagle_aux_hidden_state_layer_ids": TAPS}
+
+    def changed(name: str, value: Tensor | None) -> Tensors:
+        tensors = {**eagle3_tensors(HIDDEN, IDS, VOCABULARY), name: value}
+        return {name: value for name, value in tensors.items() if value is not None}
+
+    d2t = eagle3_tensors(HIDDEN, IDS, VOCABULARY)["d2t"]
+    far, twice = d2t.clone(), d2t.clone()
+    far[7], twice[1] = VOCABULARY, d2t[0] - 1
+    for name, value, message in (
+        ("norm.weight", None, r"lacks tensor 'norm.weight'"),
+        ("midlayer.self_attn.k_proj.weight", None, r"lacks tensor 'midlayer.self_attn.k_proj.weight'"),
+        ("fc.weight", torch.zeros(HIDDEN, 2 * HIDDEN), r"shape \[64, 128\], expected \[64, 192\]"),
+        ("lm_head.weight", torch.full((len(IDS), HIDDEN), torch.nan), "infinite or not a number"),
+        ("d2t", far, "'d2t' gives column 7 the id 295, but the target's ids are 0 to 266"),
+        ("d2t", twice, "'d2t' gives two columns the id"),
+        ("d2t", d2t[:-1], r"shape \[99\], expected \[100\]"),
+        ("embed_tokens.weight", torch.zeros(9, HIDDEN), "the embedding has 9 rows, but the target has 267 ids"),
+        ("fc.bias", torch.zeros(HIDDEN), "'fc.bias', which no EAGLE-3 head has"),
+        ("midlayer.mlp.experts.0.weight", torch.zeros(2, 2), "mixtures of experts"),
+    ):
+        head = save_head(tmp_path / "head", config, changed(name, value))
+        with pytest.raises((CheckpointError, UnsupportedError), match=message):
+            add_head(path, head)
+    good = eagle3_tensors(HIDDEN, IDS, VOCABULARY)
+    for change, message in (
+        ({"hidden_size": 32}, "supported are heads as wide as their target"),
+        ({"num_attention_heads": "many"}, "expected a whole number"),
+        ({"num_hidden_layers": 2}, "supported are heads of one"),
+        ({"fc_norm": True}, "'fc_norm' is set"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}, r"behind \[2, 4, 7\]"),
+        ({"eagle_aux_hidden_state_layer_ids": "2,4"}, "expected a list"),
+        ({"eagle_config": 3}, "expected an object"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized by AWQ"),
+    ):
+        with pytest.raises((CheckpointError, UnsupportedError), match=message):
+            add_head(path, save_head(tmp_path / "head", {**config, **change}, good))
+    (tmp_path / "head" / "model.safetensors").rename(tmp_path / "head" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="a pickle"):
+        add_head(path, tmp_path / "head")
+    with pytest.raises(CheckpointError, match="no head at"):
+        add_head(path, tmp_path / "nowhere")
+    assert (path / "manifest.json").read_bytes() == before and sorted(path.parent.glob(".*partial*")) == []
+
+
+def test_a_head_replaces_the_one_before(bundle: Any, tmp_path: Path) -> None:
+    path, (checkpoint, _) = tmp_path / "b", head_of(tmp_path / "head")
+    original = bundle("w8a8")
+    assert open_bundle(add_head(original, checkpoint, output=path).path).manifest.head is not None
+    weights = (path / "target/model.onnx.data").stat()
+    config = llama_config(HIDDEN, VOCABULARY, VOCABULARY, eagle_aux_hidden_state_layer_ids=[1, 6])
+    full = eagle3_tensors(HIDDEN, range(VOCABULARY), VOCABULARY, taps=2)
+    del full["d2t"], full["t2d"], config["draft_vocab_size"]
+    manifest = add_head(path, save_head(tmp_path / "full", config, full)).manifest
+    opened = open_bundle(path)  # which compares every hash
+    assert opened.manifest == manifest and manifest.head is not None
+    assert manifest.head.taps == (1, 6) and not manifest.head.names_columns and HEAD_IDS not in manifest.files
+    check_head_graph(opened, manifest.head)
+    for graph in manifest.target.graphs:
+        check_graph(opened, manifest.target, graph)
+    # What did not change was neither copied nor lost.
+    assert (path / "target/model.onnx.data").stat().st_ino == weights.st_ino
+    assert open_bundle(original).manifest.head is None
+
+
+def test_a_killed_process_leaves_the_bundle_as_it_was(bundle: Any, tmp_path: Path) -> None:
+    path, (checkpoint, _) = tmp_path / "b", head_of(tmp_path / "head")
+    before = add_head(bundle("fp32"), checkpoint, output=path).manifest
+    for stage in ("export head", "seal"):
+        code = (
+            "import os, sys; from edge_spec.export import add_head\n"
+            "def kill(stage, done, total): stage == sys.argv[3] and done == total - 1 and os.kill(os.getpid(), 9)\n"
+            "add_head(sys.argv[1], sys.argv[2], recipe='fp32', taps=(1, 2, 3), progress=kill)"
+        )
+        killed = subprocess.run([sys.executable, "-c", code, path, checkpoint, stage], check=False)
+        assert killed.returncode == -9
+        assert open_bundle(path).manifest == before
+    after = add_head(path, checkpoint, taps=(1, 2, 3)).manifest
+    assert after.head is not None and after.head.taps == (1, 2, 3) and open_bundle(path).manifest == after
+    assert [entry.name for entry in tmp_path.iterdir() if ".partial" in entry.name] == []
+
+
+def test_a_graph_that_reads_beyond_its_weights_is_refused(bundle: Any, tmp_path: Path) -> None:
+    path = add_head(bundle("fp32"), head_of(tmp_path / "head")[0], output=tmp_path / "b", recipe="fp32").path
+    opened = open_bundle(path)
+    head = opened.manifest.head
+    assert head is not None
+    check_head_graph(opened, head)
+    file = path / head.model.graphs[0].path
+    good = onnx.load(file, load_external_data=False)
+    for node in good.graph.node:
+        bad = onnx.ModelProto()
+        bad.CopyFrom(good)
+        index = list(good.graph.node).index(node)
+        # Another input of the same type, or a kind of node that no graph has.
+        bad.graph.node[index].op_type = "Relu"
+        file.write_bytes(bad.SerializeToString())
+        with pytest.raises(BundleError, match="is no graph this edge-spec runs"):
+            check_head_graph(opened, head)
+    bad = onnx.ModelProto()
+    bad.CopyFrom(good)
+    (gather,) = (node for node in bad.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+    gather.input[0] = next(tensor.name for tensor in bad.graph.initializer if tensor.name.endswith("lm_head.weight"))
+    file.write_bytes(bad.SerializeToString())
+    with pytest.raises(BundleError, match="does not fit its inputs"):
+        check_head_graph(opened, head)
+    (path / HEAD_IDS).write_bytes(np.arange(len(IDS), 0, -1).astype("<u4").tobytes())
+    with pytest.raises(BundleError, match="ascending and below 267"):
+        read_head_ids(opened, head)
+
+
+@pytest.mark.parametrize(("stored", "recipe"), [("fp16", "fp16"), ("int4", "fp16"), ("int4", "int4")])
+def test_heads_for_cuda_are_in_float16(stored: str, recipe: str, target: Path, tmp_path: Path) -> None:
+    path = export_pair(
+        target,
+        None,
+        tmp_path / "b",
+        recipe=stored,
+        device="cuda",
+        head=head_of(tmp_path / "head")[0],
+        head_recipe=recipe,
+        check=False,
+    ).path
+    opened = open_bundle(path)
+    assert opened.manifest.head is not None
+    graph = check_head_graph(opened, opened.manifest.head)
+    assert {graph.inputs[name].dtype for name in ("taps", "features")} == {onnx.TensorProto.FLOAT16}
+    assert graph.outputs["logits"].dtype == onnx.TensorProto.FLOAT

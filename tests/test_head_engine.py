@@ -28,7 +28,7 @@ from tiny_models import SIZES
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 VOCABULARY, LAYERS, HIDDEN = 32, 3, SIZES["hidden_size"]
 TAPS = (1, 2, 3)
-IDS = list(range(0, 29, 1))
+IDS = [token for token in range(29) if token % 4 != 2]
 PROMPT = [3, 9, 4, 3, 9, 4, 1, 1, 2]
 CPU = ["CPUExecutionProvider"]
 
@@ -40,10 +40,10 @@ def path(tiny_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     """A pair whose head speaks of some of the letters."""
     target = tiny_bundle(recipe="w8a8", letters=LETTERS, vocab_size=VOCABULARY, num_hidden_layers=LAYERS, eos=None)
     folder = tmp_path_factory.mktemp("head")
-    ids = IDS[1::2] + IDS[::4]
-    tensors = eagle3_tensors(HIDDEN, sorted(set(ids)), VOCABULARY)
-    config = llama_config(HIDDEN, len(set(ids)), VOCABULARY, eagle_aux_hidden_state_layer_ids=list(TAPS))
-    return add_head(target, save_head(folder / "checkpoint", config, tensors), output=folder / "bundle").path
+    tensors = eagle3_tensors(HIDDEN, IDS, VOCABULARY)
+    config = llama_config(HIDDEN, len(IDS), VOCABULARY, eagle_aux_hidden_state_layer_ids=list(TAPS))
+    head = save_head(folder / "checkpoint", config, tensors)
+    return add_head(target, head, output=folder / "bundle", recipe="fp32").path
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_calls_divide_a_text_as_they_like(path: Path, widths: Sequence[int], bac
     count = sum(widths)
     ids = random.integers(0, VOCABULARY, count).tolist()
     taps = random.normal(size=(count, head.width)).astype(np.float32)
-    expected, _ = whole.forward(ids, range(count), taps=taps)
+    expected = whole.forward(ids, range(count), taps=taps)[0].copy()
     features = random.normal(size=(1, HIDDEN)).astype(np.float32)
     last, _ = whole.forward([1], (0,), features=features)
     position = 0

@@ -335,7 +335,7 @@ def test_heads_whose_targets_checkpoint_has_changed_are_refused(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="has changed since"):
         add_head(tmp_path / "bundle", heads)
     shutil.rmtree(checkpoint)
-    with pytest.raises(CheckpointError, match="need the norm of their target"):
+    with pytest.raises(CheckpointError, match="needs the final norm of its target"):
         add_head(tmp_path / "bundle", heads)
     assert open_bundle(tmp_path / "bundle").manifest.head is None
 

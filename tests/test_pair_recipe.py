@@ -164,7 +164,10 @@ def test_coarsest_format_decides_how_far_a_mixed_recipe_may_stray() -> None:
         ("[target]\nsource = 'a/b'\n[draft]", r"\[draft\] needs a source"),
         ("[target]\nsource = 7", r"needs a source.*not 7"),
         ("target = 'a/b'", r"\[target\] is to be a table, not 'a/b'"),
-        ("device = 'cpu'\n[target]\nsource = 'a/b'", "unknown key 'device'; expected target, draft, about, memory"),
+        (
+            "device = 'cpu'\n[target]\nsource = 'a/b'",
+            "unknown key 'device'; expected target, draft, head, about, memory",
+        ),
         ("[target]\nsource = 'a/b'\nrecipie = 'int4'", r"\[target\] has the unknown key 'recipie'.*source, recipe"),
         ("[target]\nsource = 'a/b'\nrecipe = 'int3'", "unknown recipe 'int3'; expected one of fp32, fp16"),
         ("[target]\nsource = 'a/b'\nrecipe = ['int4']", r"unknown recipe \['int4'\]"),
@@ -359,3 +362,15 @@ def test_a_source_that_cannot_be_looked_for_is_refused(tmp_path: Path) -> None:
 def test_a_source_of_an_unknown_user_is_left_to_the_exporter(tmp_path: Path) -> None:
     path = write_recipe(tmp_path, "[target]\nsource = '~nobody-here/model.gguf'")
     assert read_pair_recipe(path).target == "~nobody-here/model.gguf"
+
+
+def test_a_head_is_part_of_a_pair(tmp_path: Path) -> None:
+    file = tmp_path / "pair.toml"
+    file.write_text("[target]\nsource = 'a/b'\n[head]\nsource = 'a/b-eagle3'\nrecipe = 'w8a8'\n")
+    models = read_pair_recipe(file).models()
+    assert models["head"] == "a/b-eagle3" and models["head_recipe"] == RECIPES["w8a8"]
+    # CUDA has no w8a8, so the device's own default is taken there.
+    assert read_pair_recipe(file).models("cuda")["head_recipe"] is None
+    file.write_text("[target]\nsource = 'a/b'\n[head]\nsource = 'c/d'\nrecipe = 'auto'\n")
+    with pytest.raises(EdgeSpecError, match="'auto', which is for whole models"):
+        read_pair_recipe(file)

@@ -160,7 +160,7 @@ def test_the_draft_keeps_what_it_read_of_texts_that_take_turns(tiny_bundle: Bund
         assert len(drafter._readings) == 2  # type: ignore[attr-defined]
         for read in drafter._readings.values():  # type: ignore[attr-defined]
             assert read.cached >= len(PROMPT)
-        limit = drafter._model.cache.bytes_of(drafter._model.cache.slots_for(drafter.window))  # type: ignore[attr-defined]
+        limit = drafter._network.cache.bytes_of(drafter._network.cache.slots_for(drafter.window))  # type: ignore[attr-defined]
         assert drafter.memory_bytes <= limit
         for stream in streams:
             list(stream)
@@ -171,7 +171,7 @@ def test_what_is_cached_of_all_drafted_texts_is_no_more_than_one_window(tiny_bun
         drafter = engine._drafters["model"]
         streams = [engine.stream([s, *PROMPT], max_new_tokens=20, speculation="model", max_draft=3) for s in range(5)]
         for _ in itertools.zip_longest(*streams):
-            limit = drafter._model.cache.bytes_of(drafter._model.cache.slots_for(drafter.window))  # type: ignore[attr-defined]
+            limit = drafter._network.cache.bytes_of(drafter._network.cache.slots_for(drafter.window))  # type: ignore[attr-defined]
             assert drafter.memory_bytes <= limit
 
 

@@ -61,13 +61,14 @@ def test_every_recipe_says_what_a_person_has_to_know(pair: PairRecipe) -> None:
     assert pair.memory.peak_mib > 0
     assert pair.memory.devices
     licences = [pair.licence] if pair.draft is None else [pair.licence, pair.draft_licence]
+    licences += [] if pair.head is None else [pair.head_licence]
     for licence in licences:
         assert licence.name is not None
         assert licence.name in SPDX or (licence.url or "").startswith("https://")
 
 
 def test_every_recipe_stores_the_models_in_a_way_that_exists(pair: PairRecipe) -> None:
-    for recipe in (pair.recipe, pair.draft_recipe):
+    for recipe in (pair.recipe, pair.draft_recipe, pair.head_recipe):
         assert recipe is None or recipe == find_recipe(recipe, "cpu") == RECIPES[recipe.name]
 
 

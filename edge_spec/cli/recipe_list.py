@@ -70,7 +70,7 @@ def _given_up(pair: PairRecipe, plan: DevicePlan) -> Iterator[str]:
 
 
 def _licences(pair: PairRecipe) -> Iterator[str]:
-    for licence in (pair.licence, pair.draft_licence):
+    for licence in (pair.licence, pair.draft_licence, pair.head_licence):
         if licence.name is not None:
             yield licence.name + ("*" if licence.gated else "")
 
@@ -84,6 +84,7 @@ def _as_json(name: str, pair: PairRecipe) -> dict[str, Any]:
         "about": None if pair.about is None else asdict(pair.about),
         "target": model(pair.target, pair.recipe, pair.licence),
         "draft": None if pair.draft is None else model(pair.draft, pair.draft_recipe, pair.draft_licence),
+        "head": None if pair.head is None else model(pair.head, pair.head_recipe, pair.head_licence),
         "memory": None if pair.memory is None else asdict(pair.memory),
         "device_gb": None if pair.memory is None else pair.memory.device_gb(pair.draft is not None),
     }

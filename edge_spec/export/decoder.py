@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from edge_spec.export.architecture import Architecture
 from edge_spec.export.checkpoint import Checkpoint
 
 Float32Array = npt.NDArray[np.float32]
+
+
+class LayerSource(Protocol):
+    """What decoder layers are read from: a checkpoint, or a head whose layers are named alike."""
+
+    architecture: Architecture
+
+    def tensor(self, name: str) -> Float32Array:
+        """Return one tensor as float32, an array of the caller's own."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class DecoderLayer:
     post_mlp_norm: Float32Array | None
 
 
-def read_layer(checkpoint: Checkpoint, index: int) -> DecoderLayer:
+def read_layer(checkpoint: LayerSource, index: int) -> DecoderLayer:
     """Read layer ``index`` (0-based). Raises CheckpointError if a tensor is missing or has the wrong shape."""
     prefix = f"layers.{index}."
     facts = checkpoint.architecture

@@ -18,7 +18,7 @@ class ResidualStream:
         self,
         tape: GraphTape,
         architecture: Architecture,
-        attention: GraphAttention,
+        attention: GraphAttention | None,
         start: ir.Value,
         prefix: str = "",
     ) -> None:
@@ -27,7 +27,7 @@ class ResidualStream:
         Args:
             tape: records the nodes.
             architecture: sizes of the model.
-            attention: of this graph.
+            attention: of this graph; ``None`` where only what is added to the stream is given.
             start: compute type [1, rows, hidden].
             prefix: begins the names of nodes, where a graph has several passes.
         """
@@ -48,18 +48,23 @@ class ResidualStream:
             reads: what its attention projects, compute type [1, rows, inputs]; ``None`` for the normed stream.
         """
         tape, prefix = self._tape, f"{self._prefix}layers.{index}."
+        assert self._attention is not None
         normed = self.norm(layer.input_norm, prefix + "input_norm") if reads is None else reads
         qkv = multiply(tape, normed, layer.qkv, layer.qkv_bias, prefix + "qkv")
         attended = self._attention.attend(qkv, layer, index)
         update = multiply(tape, attended, layer.output, layer.output_bias, prefix + "output")
-        self._add(update, layer.post_attention_norm, prefix + "post_attention_norm")
+        self.add(update, layer.post_attention_norm, prefix + "post_attention_norm")
+        self.add_mlp(index, layer)
 
+    def add_mlp(self, index: int, layer: PackedLayer) -> None:
+        """Append the second half of decoder layer ``index``, what comes behind its attention."""
+        tape, prefix = self._tape, f"{self._prefix}layers.{index}."
         normed = self.norm(layer.mlp_norm, prefix + "mlp_norm")
         gate_up = multiply(tape, normed, layer.gate_up, layer.gate_up_bias, prefix + "gate_up")
         gate, up = tape.multi("Split", [gate_up], {"axis": -1, "num_outputs": 2}, outputs=2)
         activated = tape.op("Mul", [self._activate(gate), up])
         update = multiply(tape, activated, layer.down, layer.down_bias, prefix + "down")
-        self._add(update, layer.post_mlp_norm, prefix + "post_mlp_norm")
+        self.add(update, layer.post_mlp_norm, prefix + "post_mlp_norm")
 
     def keep_rows(self, rows: ir.Value) -> ir.Value:
         """Go on with some rows alone, int64 [R], and return them, compute type [1, R, hidden]."""
@@ -83,7 +88,7 @@ class ResidualStream:
         self._pending = None
         return normed
 
-    def _add(self, update: ir.Value, gain: ir.TensorProtocol | None, name: str) -> None:
+    def add(self, update: ir.Value, gain: ir.TensorProtocol | None, name: str) -> None:
         """Let a sublayer add to the residual stream, behind a norm of its own if its family has one."""
         epsilon = self._facts.norm_epsilon
         self._pending = update if gain is None else rms_norm(self._tape, update, gain, epsilon, name)

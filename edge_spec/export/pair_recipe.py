@@ -152,9 +152,12 @@ class PairRecipe:
             "draft": self.draft,
             "recipe": self.recipe if runs_on(self.recipe, device) else None,
             "draft_recipe": self.draft_recipe if on_draft_devices else None,
-            "head": self.head,
-            "head_recipe": self.head_recipe if runs_on(self.head_recipe, device) else None,
+            **({} if self.head is None else self._head(device)),
         }
+
+    def _head(self, device: Device) -> dict[str, Any]:
+        recipe = self.head_recipe if runs_on(self.head_recipe, device) else None
+        return {"head": self.head, "head_recipe": recipe}
 
 
 def read_pair_recipe(path: Path) -> PairRecipe:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.call_timer import CallTimer, Clock, TimedNetwork
 from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.costs import CHUNK_ROWS, CallCosts, Costs
@@ -19,6 +20,7 @@ from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.logit_rows import LogitRows, likeliest_of, top_of
 from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.timed_block import TimedBlock, guesses
 from edge_spec.runtime.timed_head import TimedHead
 
 # Neutral prose, with an end that neither asks for one certain word nor leaves everything open.
@@ -26,7 +28,7 @@ TEXT = "The library in our town opens at nine in the morning. On Saturdays it"
 
 Progress = Callable[[str, float], None]
 
-AnyHead: TypeAlias = HeadModel | MedusaHeads
+AnyHead: TypeAlias = HeadModel | MedusaHeads | BlockHead
 
 # The usual row counts all, since kernels work in blocks and the costs have steps; of the others a few.
 _TARGET_ROWS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
@@ -118,6 +120,8 @@ def calibrate(
         about = text, start, vocabulary or DraftVocabulary(), report, clock
         if isinstance(head, MedusaHeads):
             head_costs, agreement = _measure_medusa(target, head, *about)
+        elif isinstance(head, BlockHead):
+            head_costs, agreement = _measure_block(target, head, text, start, report, clock)
         else:
             head_costs, agreement = _measure_head(target, head, *about)
         return Calibration(Costs(costs, head_costs, overhead), agreement)
@@ -239,6 +243,24 @@ def _measure_head(
         target.cache.rollback(0)
         head.cache.rollback(0)
     return costs, tuple(pairs)
+
+
+def _measure_block(
+    target: Model, head: BlockHead, text: Sequence[int], start: int, report: Progress, clock: Clock
+) -> tuple[CallCosts, tuple[tuple[float, bool], ...]]:
+    """Compare what the head says of the next token in some places of ``text`` from ``start`` on, and time its calls."""
+    taps = target.cache.taps
+    assert taps is not None  # the target was loaded for a head
+    text = text[: min(head.context, taps.limit)]
+    try:
+        target.prefill(text)
+        pairs = tuple(guesses(head, text, taps, start))
+        timed = TimedBlock(head)
+        timed.forward((0,), ())  # the curves begin with a step behind something
+        costs, _ = _measure_draft(timed, "head", report, clock)
+    finally:
+        target.cache.rollback(0)
+    return costs, pairs
 
 
 def _measure_medusa(

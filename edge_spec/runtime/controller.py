@@ -10,6 +10,7 @@ from edge_spec.runtime.acceptance import AcceptanceTable
 from edge_spec.runtime.candidate_tree import CandidateTree, Selection
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.costs import Costs
+from edge_spec.runtime.draft_length import pays
 from edge_spec.runtime.drafters.composite import CompositeDrafter
 from edge_spec.runtime.drafters.protocol import Budget, CostlyDrafter, Drafter, Outcome
 from edge_spec.runtime.goodput import Goodput, ProbingCredit
@@ -254,7 +255,7 @@ class Controller:
         candidates: CandidateTree,
     ) -> CandidateTree:
         """Let the model draft while it pays; its tokens, what there was before, and what the free drafters add."""
-        cached = model.cached(context, guess)
+        past, cached = len(context.tokens) - 1, model.cached(context, guess)
         surely = prod(self._chances(guess))
 
         def ahead(chain: Sequence[Evidence]) -> int:
@@ -265,7 +266,11 @@ class Controller:
         def another(chain: Sequence[Evidence]) -> bool:
             return not chain or ahead(chain) > 0
 
-        drafted = model.propose(context, Budget(tokens, self._branches, another, ahead), guess)
+        def worth(chain: Sequence[Evidence]) -> bool:
+            chances = [surely, *(self._acceptance.estimate(reason) for reason in chain)]
+            return pays(chances, self._row_cost(past), len(guess))
+
+        drafted = model.propose(context, Budget(tokens, self._branches, another, ahead, worth), guess)
         if drafted.q is not None:
             candidates = CandidateTree()  # tokens that were drawn stand alone in their places
             candidates.add(Proposal().after(guess))

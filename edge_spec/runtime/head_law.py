@@ -23,7 +23,10 @@ def head_weights(head: HeadRecord, manifest: Manifest, tokens: int) -> Weights:
 
 def head_slots(head: HeadRecord, context: int) -> int:
     """Most slots of its cache: its own rows lie behind those of the whole context; none without a cache."""
-    return 0 if head.kind == "medusa" else context + head.tokens
+    if head.kind == "medusa":
+        return 0
+    # A block's rows stand behind them twice (docs/heads-block.md).
+    return context + (2 * head.block_size if head.kind in ("dflash", "dspark") else head.tokens)
 
 
 def kept_taps_bytes(head: HeadRecord, manifest: Manifest, context: int, conversations: int) -> int:
@@ -54,7 +57,8 @@ def _matrices(head: HeadRecord) -> Iterator[Matrix]:
         yield Matrix(head.tokens * facts.layers, hidden, hidden, str(recipe["mlp_up"]))
         yield Matrix(head.tokens, hidden, facts.logits_size, str(recipe["lm_head"]))
         return
-    # EAGLE-3 joins the hidden states into one and reads that beside the embedding; MTP joins the two before its layer.
+    # EAGLE-3 joins the hidden states into one and reads that beside the embedding, DFlash and DSpark in its place; MTP
+    # joins the two before its layer.
     read = 2 * hidden if head.kind == "mtp" else len(head.taps) * hidden
     yield Matrix(1, read, hidden, str(recipe["attention"]))
     yield from matrices_of(head.model, 2 * hidden if head.kind == "eagle3" else None)

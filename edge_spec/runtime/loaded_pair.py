@@ -15,6 +15,7 @@ from edge_spec.heap import give_back
 from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, HeadRecord, Manifest, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
+from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.calibration import TEXT, AnyHead, Calibration, Progress, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.capturing import capture
@@ -165,7 +166,7 @@ def load_pair(
     write_profile(manifest, notes.profile())
     # What was measured with is not the size of what comes.
     for loaded in (target, draft, loaded_head):
-        if loaded is not None and not isinstance(loaded, MedusaHeads):
+        if loaded is not None and not isinstance(loaded, MedusaHeads | BlockHead):
             loaded.shrink(loaded.cache)
     give_back()
     return LoadedPair(
@@ -236,13 +237,15 @@ class _Opener:
         return loaded
 
     def head(self, head: HeadRecord, context: int) -> AnyHead:
-        """Open the head; see :class:`HeadModel` and :class:`MedusaHeads`."""
+        """Open the head; see :class:`HeadModel`, :class:`MedusaHeads` and :class:`BlockHead`."""
         on_gpu = self.bundle.manifest.device_of(head.model) == "cuda"
         settings = settings_for(self.providers, self.arenas.get("head"))
         with self.notes.of("head_weights", self.device_taken if on_gpu else None):
             loaded: AnyHead
             if head.kind == "medusa":
                 loaded = MedusaHeads(self.bundle, head, self.providers, self.threads, settings.options)
+            elif head.kind in ("dflash", "dspark"):
+                loaded = BlockHead(self.bundle, head, self.providers, context, self.threads, settings.options)
             else:
                 loaded = HeadModel(self.bundle, head, self.providers, context, self.threads, settings=settings)
             give_back()

@@ -49,7 +49,7 @@ def read_eagle3(folder: HeadFolder, manifest: Manifest, taps: Sequence[int] | No
     config, tensors = folder.config, folder.tensors
     target = manifest.target.architecture
     options = _Options(config)
-    sizes = read_sizes(options.layer, manifest)
+    sizes = read_sizes(options.layer, manifest, options.layer.integer("num_hidden_layers"))
     if sizes.hidden != target.hidden_size:
         raise UnsupportedError(
             f"{config.where}: 'hidden_size' is {sizes.hidden}, but the target's is {target.hidden_size}; supported are "

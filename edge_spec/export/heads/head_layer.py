@@ -22,7 +22,13 @@ _PROJECTIONS = (
 
 
 def read_head_layer(
-    tensors: HeadTensors, sizes: HeadSizes, manifest: Manifest, inputs: int, input_norm: str, gain: float = 0.0
+    tensors: HeadTensors,
+    sizes: HeadSizes,
+    manifest: Manifest,
+    inputs: int,
+    input_norm: str,
+    gain: float = 0.0,
+    others: tuple[str, ...] = (),
 ) -> tuple[DecoderLayer, Callable[[int], Architecture]]:
     """Read the layer.
 
@@ -33,6 +39,7 @@ def read_head_layer(
         inputs: how wide that is which q, k and v project.
         input_norm: what the norm before attention is called.
         gain: what is added to stored gains of norms.
+        others: how the names of tensors begin that lie there too.
 
     Returns:
         The layer, and the architecture by how many columns the head's logits have.
@@ -61,7 +68,7 @@ def read_head_layer(
     gate_up = {"mlp.gate_proj": (mlp, hidden), "mlp.up_proj": (mlp, hidden)}
     down = {"mlp.down_proj": (hidden, mlp)}
     has_norms = "self_attn.q_norm.weight" in tensors
-    _refuse_unknown(tensors)
+    _refuse_unknown(tensors, others)
     layer = DecoderLayer(
         input_norm=norm(input_norm, hidden),
         qkv=stack(qkv),
@@ -103,10 +110,10 @@ def read_head_layer(
     return layer, architecture
 
 
-def _refuse_unknown(tensors: HeadTensors) -> None:
+def _refuse_unknown(tensors: HeadTensors, others: tuple[str, ...]) -> None:
     known = {f"{name}.weight" for name in (*_NORMS, *_PROJECTIONS)} | {f"{name}.bias" for name in _PROJECTIONS}
     for name in tensors.names():
-        if name not in known and not name.endswith("rotary_emb.inv_freq"):
+        if name not in known and not name.endswith("rotary_emb.inv_freq") and not name.startswith(others):
             raise UnsupportedError(
                 f"{tensors.source}: the head's layer holds {name!r}, which no dense layer has; mixtures of experts and "
                 "latent attention are not supported"

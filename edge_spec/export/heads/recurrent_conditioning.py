@@ -34,8 +34,15 @@ def reading_rotated_embedding(head: RecurrentHead, rotation: Rotation) -> Recurr
 def with_rotated_stream(head: RecurrentHead, recipe: Recipe) -> RecurrentHead:
     """Rotate a head's residual stream, and so its features, where a format profits and the head's design allows it.
 
-    What a norm with a gain gives must not enter the stream, nor what the target tells as it is.
+    What a norm with a gain gives must not enter the stream, nor what the target tells as it is. Of a head that joins
+    its pairs the hidden states alone are rotated, in the graph.
     """
+    if head.join is not None and recipe.attention == "w8a8":
+        size = head.architecture.hidden_size
+        rotation = Rotation(size)
+        hidden = rotation.rows(head.join[:, size:], head.hidden_norm)
+        joining = np.concatenate([head.join[:, :size], hidden], axis=1)
+        return replace(head, join=joining, hidden_norm=np.ones_like(head.hidden_norm), hidden_rotation=rotation)
     matrices = (recipe.attention, recipe.mlp_up, recipe.mlp_down, recipe.lm_head)
     gains = head.normed_feature or head.layer.normed_residual
     if "w8a8" not in matrices or gains or head.fuse is None or head.lm_head is None or not head.layer.reads_pairs:

@@ -12,6 +12,7 @@ from edge_spec.export.graph_stream import ResidualStream, rms_norm
 from edge_spec.export.graph_tape import GraphTape, describe
 from edge_spec.export.heads.recurrent_packing import PackedHead
 from edge_spec.export.recipe import Device
+from edge_spec.export.rotation import Rotation
 
 
 def build_head_graph(architecture: Architecture, head: PackedHead, taps: int, device: Device) -> ir.Model:
@@ -38,6 +39,8 @@ def build_head_graph(architecture: Architecture, head: PackedHead, taps: int, de
     states = tape.op("Concat", [fused, features], {"axis": 1}, name="states")
     embedded = rms_norm(tape, look_up(tape, ids, head.embedding), head.embedding_norm, epsilon, "embedding_norm")
     normed = rms_norm(tape, states, head.hidden_norm, epsilon, "hidden_norm")
+    if head.hidden_rotation is not None:
+        normed = _rotate(tape, normed, head.hidden_rotation)
     pairs = tape.op("Concat", [embedded, normed], {"axis": -1}, name="pairs")
     if head.join is None:
         stream = ResidualStream(tape, architecture, attention, normed if head.normed_residual else states)
@@ -51,7 +54,7 @@ def build_head_graph(architecture: Architecture, head: PackedHead, taps: int, de
     final = stream.norm(head.final_norm, "final_norm")
     read = final
     if head.shared_norm is not None and head.rotation is not None:
-        read = _rotate(tape, rms_norm(tape, feature, head.shared_norm, epsilon, "shared_norm"), head)
+        read = _rotate(tape, rms_norm(tape, feature, head.shared_norm, epsilon, "shared_norm"), head.rotation)
     logits = multiply(tape, read, head.lm_head, None, "lm_head", may_be_empty=True)
     if tape.dtype != ir.DataType.FLOAT:
         logits = tape.op("Cast", [logits], {"to": ir.DataType.FLOAT})
@@ -61,11 +64,10 @@ def build_head_graph(architecture: Architecture, head: PackedHead, taps: int, de
     return tape.finish([logits, feature, *attention.presents])
 
 
-def _rotate(tape: GraphTape, x: ir.Value, head: PackedHead) -> ir.Value:
-    """Rotate rows [1, R, hidden] as the target's residual stream is."""
-    assert head.rotation is not None
+def _rotate(tape: GraphTape, x: ir.Value, rotation: Rotation) -> ir.Value:
+    """Rotate rows [1, R, hidden]. A size has one rotation, so its factors lie in the graph once."""
     dtype = tape.dtype.numpy()
-    left, right, signs = (factor.astype(dtype) for factor in head.rotation.factors)
+    left, right, signs = (factor.astype(dtype) for factor in rotation.factors)
     apart = tape.constant("stream_apart", np.array([0, 0, len(left), len(right)], np.int64))
     together = tape.constant("stream_together", np.array([0, 0, len(signs)], np.int64))
     signed = tape.op("Mul", [x, tape.constant("rotate_signs", signs)])

@@ -15,6 +15,7 @@ from edge_spec.export.architecture import Architecture
 from edge_spec.export.checkpoint import Float32Array
 from edge_spec.export.decoder import DecoderLayer
 from edge_spec.export.packing import ReadRows
+from edge_spec.export.rotation import Rotation
 from edge_spec.manifest import HeadKind
 
 
@@ -54,6 +55,7 @@ class RecurrentHead:
         fuse: [D, k * D], makes one hidden state of what the target gives; ``None`` where it is one already.
         embedding_norm, hidden_norm: gains [D] of the pair's norms.
         join: [D, 2 * D], the embedding's columns first; ``None`` where the layer reads pairs.
+        hidden_rotation: what the graph rotates a normed hidden state by before they are joined; ``None`` for nothing.
         layer: the decoder layer. If it reads pairs, its ``input_norm`` is no norm of its own, and not looked at.
         final_norm: gain [D] of the norm before lm_head.
         normed_feature: whether the feature is taken behind that norm.
@@ -78,3 +80,4 @@ class RecurrentHead:
     lm_head: Float32Array | None
     ids: npt.NDArray[np.int64] | None
     embedding: OwnEmbedding | None
+    hidden_rotation: Rotation | None = None

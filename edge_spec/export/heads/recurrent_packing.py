@@ -47,6 +47,7 @@ class PackedHead:
     final_norm: ir.TensorProtocol
     normed_feature: bool
     lm_head: PackedMatrix
+    hidden_rotation: Rotation | None = None
     shared_norm: ir.TensorProtocol | None = None
     rotation: Rotation | None = None
 
@@ -99,6 +100,7 @@ def pack_head(head: RecurrentHead, target: TargetOfBundle, packer: Packer, recip
         final_norm=packer.vector("final_norm", head.final_norm),
         normed_feature=head.normed_feature,
         lm_head=target.lm_head() if head.lm_head is None else _own_lm_head(head.lm_head, packer),
+        hidden_rotation=head.hidden_rotation,
     )
     if head.lm_head is not None or target.rotation is None:
         return packed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,16 +86,20 @@ class TargetOfBundle:
         """Some rows of the embedding as they are stored, float32 [ids, D]: rounded, and rotated where the target is."""
         packed = self.embedding()
         rows = {part: self._values(tensor)[list(ids)] for part, tensor in packed.tensors.items()}
-        weight, scale = rows["weight"], rows.get("scale")
-        if scale is None:
-            return np.asarray(weight, np.float32)
-        bits = 4 if packed.format == "int4" else 8
-        integers, zero = (_unpacked(part, bits) for part in (weight, rows.get("zero_point")))
-        assert integers is not None
-        zeros = np.full(scale.shape, 1 << (bits - 1)) if zero is None else zero[:, : scale.shape[1]]
-        spread = (np.repeat(part, packed.block_size, axis=1)[:, : integers.shape[1]] for part in (zeros, scale))
-        zeros, scale = (np.asarray(part, np.float32) for part in spread)
-        return (integers.astype(np.float32) - zeros) * scale
+        return _dequantized(rows, packed.format, packed.block_size)
+
+    def lm_head_rows(self, start: int, stop: int) -> Float32Array:
+        """Rows ``start:stop`` of lm_head as they are stored, float32 [rows, D]; see :meth:`lm_head`."""
+        packed = self.lm_head()
+        parts = {part: self._values(tensor) for part, tensor in packed.tensors.items()}
+        if packed.format == "int4":
+            rows = {part: values[start:stop].reshape(stop - start, -1) for part, values in parts.items()}
+            return _dequantized(rows, "int4", packed.block_size)[:, : packed.inputs]
+        columns = np.asarray(parts["weight"][:, start:stop], np.float32).T
+        if packed.format != "w8a8":
+            return columns
+        middle = np.float32(128 if parts["weight"].dtype == np.uint8 else 0)
+        return np.asarray((columns - middle) * parts["scale"][start:stop, None], np.float32)
 
     def _parts(self, name: str) -> dict[str, ir.TensorProtocol]:
         return {part: self._tensor(f"{name}.{part}") for part in _BLOCK_PARTS if f"{name}.{part}" in self._initializers}
@@ -122,6 +126,20 @@ def rotation_of_record(record: ModelRecord) -> Rotation | None:
     family = next((family for family in FAMILIES if family.name == record.architecture.family), None)
     normed = family is not None and family.post_norms
     return Rotation(record.architecture.hidden_size) if "w8a8" in matrices and not normed else None
+
+
+def _dequantized(rows: Mapping[str, npt.NDArray[Any]], storage: str, block_size: int) -> Float32Array:
+    """Rows of the parts of a matrix in blocks, or not quantized at all, as float32."""
+    weight, scale = rows["weight"], rows.get("scale")
+    if scale is None:
+        return np.asarray(weight, np.float32)
+    bits = 4 if storage == "int4" else 8
+    integers, zero = (_unpacked(part, bits) for part in (weight, rows.get("zero_point")))
+    assert integers is not None
+    zeros = np.full(scale.shape, 1 << (bits - 1)) if zero is None else zero[:, : scale.shape[1]]
+    spread = (np.repeat(part, block_size, axis=1)[:, : integers.shape[1]] for part in (zeros, scale))
+    zeros, scale = (np.asarray(part, np.float32) for part in spread)
+    return (integers.astype(np.float32) - zeros) * scale
 
 
 def _unpacked(values: npt.NDArray[Any] | None, bits: int) -> npt.NDArray[np.uint8] | None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from edge_spec.export.graph_tape import compute_type
 from edge_spec.export.graph_taps import set_taps
+from edge_spec.export.heads.block_checkpoint import BlockCheckpoint, is_block_head
 from edge_spec.export.heads.head_folder import HeadFolder
 from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint, is_medusa
 from edge_spec.export.heads.open_head import read_head
@@ -17,19 +18,20 @@ from edge_spec.export.heads.recurrent_graph import build_head_graph
 from edge_spec.export.heads.recurrent_head import RecurrentHead
 from edge_spec.export.heads.recurrent_packing import pack_head
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
+from edge_spec.export.heads.write_block_head import write_block_head
 from edge_spec.export.heads.write_medusa import write_medusa
 from edge_spec.export.model import describe_architecture
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import open_weight_file
-from edge_spec.manifest import HEAD_IDS, GraphRecord, HeadRecord, Manifest, ModelRecord
+from edge_spec.manifest import HEAD_IDS, HEAD_MARKOV, GraphRecord, HeadRecord, Manifest, ModelRecord
 from edge_spec.processor import integer_products_saturate
 
 GRAPH, WEIGHTS = "target/head.onnx", "target/head.onnx.data"
 
 # Every file of a head, whatever its kind.
-HEAD_FILES = (GRAPH, WEIGHTS, HEAD_IDS)
+HEAD_FILES = (GRAPH, WEIGHTS, HEAD_IDS, HEAD_MARKOV)
 
 
 def write_head(
@@ -66,8 +68,11 @@ def write_head(
     if is_medusa(head_folder.config, head_folder.tensors):
         heads = MedusaCheckpoint(head_folder, manifest.target.architecture)
         record = write_medusa(heads, manifest, folder / GRAPH, folder / WEIGHTS, recipe, progress)
+    elif is_block_head(head_folder.config):
+        block = BlockCheckpoint(head_folder, manifest)
+        record = write_block_head(block, target, folder / GRAPH, folder / WEIGHTS, recipe, progress)
     else:
-        head = read_head(head_folder, manifest, taps)
+        head = read_head(head_folder, manifest, taps, target.final_norm())
         progress("export head", 1, 3)
         record = _write(folder, head, target, recipe)
     progress("export head", 2, 3)

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_spec.errors import CheckpointError, EdgeSpecError
-from edge_spec.export.checkpoint import Checkpoint, Float32Array, open_checkpoint
+from edge_spec.export.checkpoint import Float32Array
 from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint
 from edge_spec.export.heads.medusa_graph import PackedMedusaHead, build_medusa_graph
+from edge_spec.export.heads.target_checkpoint import checkpoint_of
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.recipe import Recipe
@@ -50,7 +50,7 @@ def write_medusa(
         CheckpointError: a tensor is missing, damaged or does not fit, or the target's checkpoint is gone.
     """
     signed_integers, stage, target = not integer_products_saturate(), "export head", manifest.target.architecture
-    checkpoint = _checkpoint_of(manifest.target)
+    checkpoint = checkpoint_of(manifest.target)
     packed = []
     with open_weight_file(weights) as file:
         packer = Packer(file, recipe, manifest.device, signed_integers)
@@ -80,23 +80,6 @@ def write_medusa(
         tokens=heads.heads,
         names_columns=ids is not None,
     )
-
-
-def _checkpoint_of(target: ModelRecord) -> Checkpoint:
-    """The checkpoint that a target was exported from, for its final norm: a bundle may have that in other weights."""
-    try:
-        checkpoint = open_checkpoint(target.source)
-        same = checkpoint.sha256() == target.source_sha256
-    except EdgeSpecError as error:
-        raise CheckpointError(
-            f"Medusa heads need the norm of their target, which this bundle was made of {target.source!r}: {error}"
-        ) from error
-    if not same:
-        raise CheckpointError(
-            f"Medusa heads need the norm of their target, but {target.source!r} has changed since this bundle was made "
-            "of it; export the target again"
-        )
-    return checkpoint
 
 
 def _pack(

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import cast
 
 from edge_spec.manifest import Manifest
+from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.calibration import TEXT
+from edge_spec.runtime.drafters.block import BlockDrafter
 from edge_spec.runtime.drafters.head import HeadDrafter
 from edge_spec.runtime.drafters.medusa import MedusaDrafter
 from edge_spec.runtime.drafters.model import ModelDrafter
@@ -38,6 +40,9 @@ def drafter_of_pair(
     if isinstance(pair.head, MedusaHeads):
         heads_again = cast("Callable[[], MedusaHeads] | None", pair.load_head)
         return MedusaDrafter(pair.head, pair.target, on_call, clock, heads_again, pair.draft_vocabulary)
+    if isinstance(pair.head, BlockHead):
+        block_again = cast("Callable[[], BlockHead] | None", pair.load_head)
+        return BlockDrafter(pair.head, pair.target, None, on_call, clock, block_again)
     if pair.head is not None:
         head_again = cast("Callable[[], HeadModel] | None", pair.load_head)
         return HeadDrafter(pair.head, pair.target, None, on_call, clock, head_again, vocabulary=pair.draft_vocabulary)

@@ -68,9 +68,9 @@ def propose_places(
         path = [*prefix, *tokens]
         try:
             if drawn:
-                if evidence and not budget.another(evidence):
-                    break
                 candidate, law = _draw(context, path, logits[place], vocabulary, place)
+                if not budget.worth([*evidence, candidate.evidence]):
+                    break
                 laws.append(law)
                 candidates = [candidate]
             else:

@@ -22,12 +22,15 @@ class Budget:
         another: asked before each token that costs time to draft, with the evidence of the chain drafted so far: is it
             worth going on? Drafters that propose for nothing need not ask.
         ahead: asked likewise by drafters that draft several tokens at once: how many more are expected to be worth it?
+        worth: asked before each token that is drawn from a law but costs no more time to draft, with the evidence of
+            the chain so far and that of the token itself, which must not depend on the draw: is it worth verifying?
     """
 
     tokens: int
     branches: bool = False
     another: Callable[[Sequence[Evidence]], bool] = lambda chain: True
     ahead: Callable[[Sequence[Evidence]], float] = lambda chain: math.inf
+    worth: Callable[[Sequence[Evidence]], bool] = lambda chain: True
 
 
 @dataclass(frozen=True)

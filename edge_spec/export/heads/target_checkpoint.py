@@ -1,0 +1,28 @@
+"""The checkpoint that a bundle's target was made of, for heads that need what the bundle has in other weights."""
+
+from __future__ import annotations
+
+from edge_spec.errors import CheckpointError, EdgeSpecError
+from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.manifest import ModelRecord
+
+
+def checkpoint_of(target: ModelRecord) -> Checkpoint:
+    """Open it again.
+
+    Raises:
+        CheckpointError: it is gone, or not what it was.
+    """
+    try:
+        checkpoint = open_checkpoint(target.source)
+        same = checkpoint.sha256() == target.source_sha256
+    except EdgeSpecError as error:
+        raise CheckpointError(
+            f"the head needs the final norm of its target, which this bundle was made of {target.source!r}: {error}"
+        ) from error
+    if not same:
+        raise CheckpointError(
+            f"the head needs the final norm of its target, but {target.source!r} has changed since this bundle was "
+            "made of it; export the target again"
+        )
+    return checkpoint
