@@ -29,9 +29,9 @@ _USUAL_CHAIN = 8
 class DrafterPool:
     """All drafters by name.
 
-    ``"auto"`` uses those that cost next to nothing and the draft model, as the controller sees fit. ``"free"`` is the
-    same without the draft model or the head. ``"composite"`` is
-    the same drafters as one, for a fixed number of tokens.
+    ``"auto"`` uses those that cost next to nothing and the costly one, a draft model or a head, as the controller sees
+    fit. ``"free"`` is the same without the costly one. ``"composite"`` is all of them as one, for a fixed number of
+    tokens.
     """
 
     def __init__(
