@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from edge_spec import cli
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import BundleError, CheckpointError, UnsupportedError
 from edge_spec.export import add_head, export_pair
@@ -368,3 +370,22 @@ def test_heads_for_cuda_are_in_float16(stored: str, recipe: str, target: Path, t
     graph = check_head_graph(opened, opened.manifest.head)
     assert {graph.inputs[name].dtype for name in ("taps", "features")} == {onnx.TensorProto.FLOAT16}
     assert graph.outputs["logits"].dtype == onnx.TensorProto.FLOAT
+
+
+def test_the_command_gives_a_bundle_a_head(bundle: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, (checkpoint, _) = tmp_path / "b", head_of(tmp_path / "head")
+    command = ["export", "--bundle", str(bundle("fp32")), "--head", str(checkpoint), "--json"]
+    assert cli.main([*command, "--output", str(path), "--taps", "1,2,3", "--head-recipe", "int4"]) == 0
+    head = json.loads(capsys.readouterr().out)["head"]
+    assert head["taps"] == [1, 2, 3] and head["model"]["recipe"]["name"] == "int4"
+    assert cli.main([*command, "--output", str(path)]) == 2
+    assert "already exists" in capsys.readouterr().err
+    for wrong, said in (
+        ([*command, "--target", "x"], "--bundle is there already; leave out --target"),
+        (["export", "--bundle", str(path)], "give --head"),
+        (["export", "--target", "x", "--output", "y", "--head-recipe", "fp32"], "--head-recipe is about a head"),
+        ([*command, "--taps", "1,x"], "names no layers, expected numbers such as 2,15,27"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(wrong)
+        assert said in capsys.readouterr().err

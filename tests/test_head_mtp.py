@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import edge_spec
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export import add_head, export_pair
@@ -155,3 +156,11 @@ def test_layers_that_are_not_built_are_refused_by_name(target: Path, tmp_path: P
     with pytest.raises(CheckpointError, match="leave them out"):
         add_head(path, head_of(tmp_path / "taps", "mimo")[0], taps=(1,))
     assert open_bundle(path).manifest.head is None
+
+
+def test_a_layer_drafts_the_targets_own_text(bundle: Path, tmp_path: Path) -> None:
+    path = add_head(bundle, head_of(tmp_path / "head", "deepseek")[0], output=tmp_path / "bundle").path
+    with edge_spec.load(path, threads=1) as engine:
+        plain = engine.generate(list(range(20)), max_new_tokens=40, speculation="off")
+        drafted = engine.generate(list(range(20)), max_new_tokens=40, speculation="head", max_draft=3)
+    assert drafted.token_ids == plain.token_ids and drafted.statistics.drafted > 40

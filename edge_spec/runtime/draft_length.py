@@ -3,8 +3,8 @@
 Of l tokens the target is expected to keep a_1 + ... + a_l, with a_j the product of the first j chances. The best l
 could be found by looking at all of them. But what is known of a later token depends on the earlier draws: if that
 decided whether they are proposed, a token would be proposed because of what it is, and what the rules of verification
-emit would no longer be the target's law. So the chain ends before the first token that does not pay for itself. Whether it
-does is then decided by what comes before it alone.
+emit would no longer be the target's law. So the chain ends before the first token that does not pay for itself. Whether
+it does is then decided by what comes before it alone.
 """
 
 from __future__ import annotations
