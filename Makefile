@@ -71,7 +71,7 @@ $(venv)/demo.stamp: $(venv)/python.stamp pyproject.toml
 
 $(venv)/dev.stamp: $(venv)/python.stamp pyproject.toml
 	@echo "Installing what the checks need (the first time only) ..."
-	@$(pip) install --editable '.[$(runtime),export,bench,grammar,serve,docs,dev]'
+	@$(pip) install --editable '.[$(runtime),export,bench,grammar,serve,distill,docs,dev]'
 	@touch $@
 
 # optimum-onnx holds transformers below 4.58, and the other tests want a newer one. Torch and the rest are shared: what

@@ -33,6 +33,7 @@ def add(commands: Any) -> None:
         "--work", type=Path, metavar="DIR", help="working folder for texts and weights (BUNDLE.distill)"
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the bundle with its draft here (into BUNDLE)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already at --output")
     parser.add_argument("--target", metavar="MODEL", help="the target's weights (what the bundle was exported from)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -93,6 +94,7 @@ def _distill(arguments: argparse.Namespace) -> int:
             tokens=arguments.tokens or 300_000,
             limit_bytes=parse_size(arguments.disk or "8GiB"),
             batch=arguments.batch or 64,
+            overwrite=arguments.overwrite,
             measured=not arguments.no_bench,
             progress=progress,
             told=_tell,

@@ -17,9 +17,9 @@ from edge_spec.distill.trainer import TrainReport, train
 from edge_spec.distill.verdict import Verdict, judge
 from edge_spec.distill.write_texts import Written, write_texts
 from edge_spec.errors import EdgeSpecError, RequestError
-from edge_spec.export.head_bundle import add_head
+from edge_spec.export import add_head
 from edge_spec.export.progress import Progress, silent
-from edge_spec.prompt_file import Question, read_questions
+from edge_spec.prompt_file import Opening, Question, read_questions
 
 # Prompts that are kept back to measure with: of a user's own, this share; at most so many in any case.
 _ASKED_SHARE = 0.1
@@ -67,6 +67,7 @@ def distill(
     limit_bytes: int,
     batch: int,
     output: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     threads: int | None = None,
     measured: bool = True,
     progress: Progress = silent,
@@ -86,6 +87,7 @@ def distill(
         limit_bytes: most that the texts may take on disk.
         batch: texts that the target writes at a time.
         output: folder for the bundle with the draft; ``None`` adds it to the bundle in place.
+        overwrite: replace another bundle that is already at ``output``.
         threads: CPU threads; ``None`` for all.
         measured: whether to measure the draft at the end.
         progress: told how far each stage is.
@@ -110,14 +112,14 @@ def distill(
         progress=progress,
     )
     training = train(written.files, checkpoint, work / HEAD, settings, told)
-    report = add_head(path, work / HEAD, target=checkpoint, output=output, progress=progress)
+    finished = add_head(path, work / HEAD, output=output, overwrite=overwrite, progress=progress).path
     verdict = None
     if measured:
         loading = {} if threads is None else {"threads": threads}
         verdict = judge(
-            report, asked(len(written.files)), loading, lambda done, all_: progress("measuring", done, all_)
+            finished, asked(len(written.files)), loading, lambda done, all_: progress("measuring", done, all_)
         )
-    return DistillReport(report, written, training, verdict)
+    return DistillReport(finished, written, training, verdict)
 
 
 def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int], list[Question]]]:
@@ -143,7 +145,9 @@ def _unused(shipped: PromptSet, used: int) -> list[Question]:
     numbers = range(max(used, len(shipped) - _MOST_ASKED), len(shipped))
     if not numbers:
         raise EdgeSpecError("All of the shipped prompts were learned from, so none is left to measure with.")
-    return [
-        Question(number, str(number), shipped.kind(number), tuple(shipped.opening(number, lambda earlier: "")))
-        for number in numbers
-    ]
+    return [Question(number, str(number), shipped.kind(number), _asked(shipped, number)) for number in numbers]
+
+
+def _asked(shipped: PromptSet, number: int) -> Opening:
+    """The messages of a shipped prompt, with what stands in where no answer has been given yet."""
+    return tuple(shipped.opening(number, lambda earlier: ""))  # type: ignore[arg-type]
