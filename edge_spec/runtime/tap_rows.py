@@ -85,7 +85,7 @@ class TapRows:
         """Keep rows of the first ``length`` tokens and, right behind them, those in ``slots``, in ascending order."""
         stop = length + len(slots)
         if slots and slots[-1] != stop - 1:
-            if self.start > length:  # not all of them are there
+            if not self.start <= length <= slots[-1] < self.stop:  # not all of them are there
                 self.clear(stop)
                 return
             at = self._first - self.start
