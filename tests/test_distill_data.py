@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_spec.bundle import open_bundle
+from edge_spec.bundle import open_bundle, read_manifest
 from edge_spec.distill.batch_writer import BatchWriter, Prompt, loops
 from edge_spec.distill.prompt_set import PromptSet
 from edge_spec.distill.prompt_source import ANSWERED_BEFORE, ListedPrompts, listed
@@ -22,7 +22,9 @@ from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
 from edge_spec.distill.write_texts import default_taps, write_texts
 from edge_spec.errors import RequestError
+from edge_spec.export import add_head
 from edge_spec.prompt_file import read_questions
+from head_checkpoints import eagle3_tensors, llama_config, save_head
 from tiny_models import CHAT_TEMPLATE, EOS, IM_END, SIZES, VARIANTS, random_model
 
 _LAYERS = {"num_hidden_layers": 4}
@@ -190,6 +192,20 @@ def test_an_interrupted_run_goes_on_to_the_same_files(tiny_bundle: Callable[...,
     assert "texts-00002.bin" not in done
     (tmp_path / "parts" / ".texts-00001.bin.partial").write_bytes(b"half")  # as a killed writer leaves it
     write_texts(bundle, _PROMPTS, tmp_path / "parts", **settings)
+    assert _files(tmp_path / "parts") == _files(tmp_path / "whole")
+
+
+def test_texts_are_gone_on_with_once_the_bundle_has_a_head(tiny_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    """Its target then tells hidden states of its own accord, those that are wanted here or others."""
+    bundle = tiny_bundle(recipe="w8a8", **_LAYERS)
+    vocabulary = read_manifest(bundle).target.architecture.logits_size
+    config = llama_config(SIZES["hidden_size"], 20, vocabulary, eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    head = save_head(tmp_path / "head", config, eagle3_tensors(SIZES["hidden_size"], list(range(20)), vocabulary))
+    settings: dict[str, Any] = {"taps": (1, 3, 4), "batch": 5, "max_new_tokens": 12, "max_prompt_tokens": 40}
+    whole = write_texts(bundle, _PROMPTS, tmp_path / "whole", **settings)
+    write_texts(bundle, _PROMPTS, tmp_path / "parts", texts=32, **settings)
+    with_head = add_head(bundle, head, output=tmp_path / "with head", recipe="fp32").path
+    assert len(write_texts(with_head, _PROMPTS, tmp_path / "parts", **settings).files) == len(whole.files)
     assert _files(tmp_path / "parts") == _files(tmp_path / "whole")
 
 

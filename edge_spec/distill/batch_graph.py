@@ -14,6 +14,7 @@ import onnx
 
 from edge_spec.distill.tapped_text import TOP_TOKENS
 from edge_spec.export.rotation import Rotation
+from edge_spec.manifest import tap_name
 
 # Inputs of GroupQueryAttention.
 _BIAS_INPUT = 10
@@ -48,6 +49,7 @@ def batch_graph(
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
     del graph.value_info[:]
+    _drop_taps(graph)
     _drop_bias(graph, window)
     for value in (*graph.input, *graph.output):
         if value.name.startswith(_BATCHED):
@@ -67,6 +69,15 @@ def batch_graph(
 def _is_rotated(graph: onnx.GraphProto, formats: Sequence[object]) -> bool:
     """Tell whether the residual stream is rotated (docs/quantization.md): for w8a8, if no sublayer ends in a norm."""
     return "w8a8" in formats and all(node.name != "layers.0.post_attention_norm" for node in graph.node)
+
+
+def _drop_taps(graph: onnx.GraphProto) -> None:
+    """Remove the outputs for a head that the target has already; those that are wanted come anew."""
+    kept = [value for value in graph.output if not value.name.startswith("hidden.")]
+    if len(kept) < len(graph.output):
+        del graph.output[:]
+        graph.output.extend(kept)
+        _drop_unread(graph)
 
 
 def _drop_bias(graph: onnx.GraphProto, window: int | None) -> None:
@@ -102,7 +113,7 @@ def _tap(
         rotation = Rotation(hidden_size).rows(np.eye(hidden_size, dtype=np.float32))
         graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(rotation.T), "tap.basis"))
     for tap in taps:
-        name = f"hidden.{tap}"
+        name = tap_name(tap)
         kind, inputs = ("MatMul", ["tap.basis"]) if rotated else ("Identity", [])
         inputs = [_stream(graph, tap, layers), *inputs]
         graph.node.append(onnx.helper.make_node(kind, inputs, [name], name=f"tap.{tap}"))

@@ -34,7 +34,7 @@ class TapHeader:
     """What the texts of a folder come from.
 
     Attributes:
-        bundle_digest: of the bundle whose target wrote them.
+        bundle_digest: of the part of a bundle that wrote them, its target.
         taps: layers after which the residual stream was taken.
         hidden_size: elements of each tap.
         top_tokens: likeliest tokens kept of each row.

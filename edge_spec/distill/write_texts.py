@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.distill.batch_writer import BatchWriter, Prompt
@@ -13,7 +15,9 @@ from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
 from edge_spec.errors import RequestError
+from edge_spec.export.heads.write_head import HEAD_FILES
 from edge_spec.export.progress import Progress, silent
+from edge_spec.manifest import Manifest
 from edge_spec.runtime.prompt import PromptEncoder
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -41,6 +45,19 @@ class Written:
 def default_taps(layers: int) -> tuple[int, ...]:
     """The layers after which EAGLE-3 (Li et al. 2025) taps a model: early, in the middle and late."""
     return tuple(sorted({max(1, min(tap, layers)) for tap in (2, layers // 2, layers - 3)}))
+
+
+def target_digest(manifest: Manifest) -> str:
+    """SHA-256, in hexadecimal, of what the texts depend on: they stay good when the bundle gets a head or a draft."""
+    target = asdict(manifest.target)
+    del target["graphs"]  # which tell hidden states once there is a head, and compute the same
+    drafts = {graph.path.rpartition("/")[0] for draft in manifest.drafts.values() for graph in draft.graphs}
+    hashes = {
+        name: record.sha256
+        for name, record in manifest.files.items()
+        if name not in HEAD_FILES and not name.endswith(".onnx") and name.rpartition("/")[0] not in drafts
+    }
+    return hashlib.sha256(json.dumps([target, hashes], sort_keys=True).encode()).hexdigest()
 
 
 def write_texts(
@@ -99,7 +116,7 @@ def write_texts(
         )
     target = TargetBatch(opened, chosen, batch, capacity, threads)
     header = TapHeader(
-        manifest.digest, chosen, facts.hidden_size, target.top_tokens, seed, prompts.name, max_new_tokens
+        target_digest(manifest), chosen, facts.hidden_size, target.top_tokens, seed, prompts.name, max_new_tokens
     )
     run = _Run(TapFiles.begin(folder, header), opened, prompts, capacity - max_new_tokens, tokens, texts)
     writer = BatchWriter(target, manifest.eos_token_ids, max_new_tokens, seed)
