@@ -124,6 +124,32 @@ def test_a_head_that_missed_the_beginning_reads_what_is_there(pair: Pair) -> Non
     np.testing.assert_allclose(logits, pair.expected(text, 13), atol=1e-4)
 
 
+def test_what_was_read_of_another_text_is_dropped_with_the_gap_behind_it(pair: Pair) -> None:
+    target, head = pair.load()
+    reading, first = BlockReading(head, head.context), numbers(12, 40)
+    target.prefill(first[:-1])
+    reading.draft(first, target.cache.taps, 1)
+    text = first[:5] + numbers(13, 50)
+    target.cache.rollback(5)
+    target.prefill(text[5:-1])
+    target.cache.taps.release(20)  # as of a long prompt, whose last hidden states alone are kept
+    assert reading.cached_after(text, target.cache.taps) == len(text) - 1 - 20
+    logits, _ = reading.draft(text, target.cache.taps, head.tokens)
+    np.testing.assert_allclose(logits, pair.expected(text, 20), atol=1e-4)
+
+
+def test_the_next_turn_of_a_conversation_goes_on_where_the_last_one_ended(pair: Pair) -> None:
+    target, head = pair.load()
+    drafter, text = BlockDrafter(head, target), numbers(14, 20)
+    for turn in range(3):
+        context = context_of(text, SamplingParams(temperature=0.0))
+        drafter.switch(context)
+        target.prefill(text[target.cache.length : -1])
+        assert drafter.unread(context) == (19 if turn == 0 else 10)
+        drafter.propose(context, Budget(2))
+        text = text + numbers(15 + turn, 10)
+
+
 def test_confidence_is_that_of_the_reference(pairs: dict[str, Pair]) -> None:
     pair = pairs["dspark"]
     target, head = pair.load()

@@ -29,6 +29,7 @@ class BlockHead:
         columns: of its logits.
         markov: what the token before adds to the logits of the one to come; ``None`` without.
         confident: whether it says how likely a token is to be accepted.
+        cache: that of the text it worked on last.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class BlockHead:
         for name, tensor in checked.initializers.items():
             if name.startswith("embedding.") and tensor.external is not None:  # a few rows of it are read in a call
                 read_sparingly(path.parent / tensor.external.location, tensor.external.offset)
+        self.cache = self.new_cache()
 
     @property
     def moves_slots(self) -> bool:
@@ -81,6 +83,10 @@ class BlockHead:
         """An empty cache for a text. It has room for the rows of a block, which are written behind the features'."""
         slots = self.context + 2 * self._block
         return KVCache(self._ort, self._facts, slots, self._type, self._device)
+
+    def shrink(self, cache: KVCache, slots: int = 0) -> None:
+        """Give back what a cache does not need for so many slots; tokens behind them are forgotten."""
+        cache.shrink(slots)
 
     def slots(self, tokens: int) -> int:
         """Slots that a cache needs for so many tokens."""
@@ -105,6 +111,7 @@ class BlockHead:
         Raises:
             ProviderError: ONNX Runtime failed; what the cache holds is lost.
         """
+        self.cache = cache
         rows, block, past = len(taps), self._block, cache.length
         keys = rows + block
         total = keys + block  # the block's queries stand behind its keys

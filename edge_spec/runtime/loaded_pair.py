@@ -166,7 +166,7 @@ def load_pair(
     write_profile(manifest, notes.profile())
     # What was measured with is not the size of what comes.
     for loaded in (target, draft, loaded_head):
-        if loaded is not None and not isinstance(loaded, MedusaHeads | BlockHead):
+        if loaded is not None and not isinstance(loaded, MedusaHeads):
             loaded.shrink(loaded.cache)
     give_back()
     return LoadedPair(

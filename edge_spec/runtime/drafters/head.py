@@ -56,7 +56,7 @@ class HeadDrafter(ChainDrafter[HeadModel, ReadTaps]):
         """Each token takes a call."""
         return tokens
 
-    def _begin(self, network: HeadModel, cache: KVCache | None = None) -> ReadTaps:
+    def _begin(self, network: HeadModel, cache: KVCache) -> ReadTaps:
         return ReadTaps(network, self._window, self._target, self._on_call, self._clock, cache)
 
     def _key(self, context: Context) -> object:

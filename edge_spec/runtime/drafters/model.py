@@ -68,7 +68,7 @@ class ModelDrafter(ChainDrafter[Model, ReadText]):
             alone %= length
         return (tokens - alone) * self._chain_step + alone
 
-    def _begin(self, network: Model, cache: KVCache | None = None) -> ReadText:
+    def _begin(self, network: Model, cache: KVCache) -> ReadText:
         return ReadText(network, self._window, self._on_call, self._clock, cache)
 
     def _key(self, context: Context) -> object:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.runtime.block_head import BlockHead
+from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.tap_rows import TapRows
 
 # Where a cache is full, this share of the window is kept, the most recent tokens.
@@ -24,13 +25,20 @@ class BlockReading:
         cache: of this text alone.
     """
 
-    def __init__(self, head: BlockHead, window: int) -> None:
-        """Begin without text, with at most ``window`` tokens in the cache."""
-        self.cache = head.new_cache()
+    def __init__(self, head: BlockHead, window: int, cache: KVCache | None = None) -> None:
+        """Begin without text.
+
+        Args:
+            head: the head.
+            window: most tokens in the cache.
+            cache: of the head, which now belongs to this text; by default the one it worked on last.
+        """
+        self.cache = head.cache if cache is None else cache
         self._head = head
         self._window = min(window, head.context)
         self._tokens: list[int] = []  # of the text, as far as it was read
         self._origin = 0  # where in the text positions begin
+        self.cache.rollback(0)
 
     @property
     def memory_bytes(self) -> int:
@@ -59,7 +67,7 @@ class BlockReading:
     def cached_after(self, text: Sequence[int], taps: TapRows) -> int:
         """How many tokens the cache will hold once they have been read."""
         start, stop = self.rows(text, taps)
-        before = self._slots(start) if self._holds(start) else 0
+        before = self._slots(start) if self._goes_on(text, start) else 0
         return min(before + stop - start, self._window)
 
     def draft(
@@ -67,7 +75,7 @@ class BlockReading:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
         """Read what is to be read, and draft behind the text; see :meth:`BlockHead.draft`."""
         start, stop = self.rows(text, taps)
-        if not self._holds(start) or stop - self._origin > self._head.context:
+        if not self._goes_on(text, start) or stop - self._origin > self._head.context:
             self._begin_at(start)
         self._cut(start)
         self._make_room(stop - start)
@@ -102,6 +110,10 @@ class BlockReading:
         if self._tokens[:length] == text[:length]:
             return length
         return next(index for index in range(length) if self._tokens[index] != text[index])
+
+    def _goes_on(self, text: Sequence[int], start: int) -> bool:
+        """Whether reading can go on from token ``start`` of the text: all before it that is cached is still the text."""
+        return start <= self._agreed(text) and self._holds(start)
 
     def _holds(self, length: int) -> bool:
         """Whether the cache can go on behind the first ``length`` tokens of the text."""

@@ -1,4 +1,4 @@
-"""What a drafter's network is, and what it has read of a text: all that drafting a chain asks of either."""
+"""What a drafter's network is, and what it has read of a text: all that drafting asks of either."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ class Reading(Protocol):
         """Bytes of the cache that a window of so many tokens would not need."""
         ...
 
+    def rollback(self, length: int) -> None:
+        """Forget what was read from position ``length`` of the text on."""
+        ...
+
+    def narrow(self, window: int) -> None:
+        """Hold at most ``window`` tokens from now on, and give back what the cache has room for beyond them."""
+        ...
+
+
+class ChainReading(Reading, Protocol):
+    """The same of a network that says one token after the other."""
+
     def unread(self, text: Sequence[int]) -> int:
         """How many tokens have to be read before the network can say what follows a text."""
         ...
@@ -67,12 +79,4 @@ class Reading(Protocol):
 
     def step(self, tokens: Sequence[int]) -> LogitRows:
         """Read tokens that follow, and return the logits behind them, one row, valid until the next call."""
-        ...
-
-    def rollback(self, length: int) -> None:
-        """Forget what was read from position ``length`` of the text on."""
-        ...
-
-    def narrow(self, window: int) -> None:
-        """Hold at most ``window`` tokens from now on, and give back what the cache has room for beyond them."""
         ...
