@@ -76,7 +76,6 @@ def check_manifest(manifest: Manifest) -> None:
         _check_head(manifest, manifest.head)
     _check_vocabulary("vocab_size", manifest.vocab_size, manifest.target.architecture)
     _check_draft_vocabulary(manifest)
-    _check_block(manifest)
     _require_between("vocab_size", manifest.vocab_size, 1, LARGEST_SIZES["logits_size"])
     _require_between("context_length", manifest.context_length, 2, manifest.target.architecture.context_length)
     ids = [*manifest.eos_token_ids, *manifest.special_token_ids]
@@ -105,27 +104,6 @@ def _check_draft_vocabulary(manifest: Manifest) -> None:
         raise ValueError("draft_vocabulary is about a draft, and there is none")
     for draft in drafts:
         _check_speech(manifest, draft.architecture)
-
-
-def _check_block(manifest: Manifest) -> None:
-    """Raise ValueError unless a head that fills a block at once has a block and tables of possible sizes."""
-    head = manifest.head
-    if head is None:
-        return
-    fills = head.kind in ("dflash", "dspark")
-    if fills:
-        _require_between("rows of the head's block", head.block_size, 2, MOST_BLOCK)
-        if head.names_columns or head.model.architecture.logits_size != manifest.target.architecture.logits_size:
-            raise ValueError(f"the logits of a {head.kind} head are the target's")
-    if head.kind != "dspark" and (head.markov_rank or head.confidence):
-        raise ValueError(f"a {head.kind} head has neither a Markov head nor one for confidence")
-    _require_between("markov_rank", head.markov_rank, 0, MOST_MARKOV_RANK)
-    if head.markov_rank:
-        expected = 2 * head.markov_rank * (2 * head.model.architecture.logits_size + 1)
-        record = manifest.files.get(HEAD_MARKOV)
-        if record is None or record.bytes != expected:
-            found = "missing" if record is None else f"{record.bytes} bytes long"
-            raise ValueError(f"{HEAD_MARKOV} is {found}, expected {expected} bytes")
 
 
 def _check_speech(manifest: Manifest, facts: ArchitectureRecord) -> None:
@@ -182,6 +160,29 @@ def _check_head(manifest: Manifest, head: HeadRecord) -> None:
         raise ValueError(
             f"{HEAD_IDS} has {manifest.files[HEAD_IDS].bytes} bytes, expected 4 for each of {facts.logits_size} logits"
         )
+    _check_kind(manifest, head)
+
+
+def _check_kind(manifest: Manifest, head: HeadRecord) -> None:
+    """Raise ValueError unless a head reads, proposes and is given what heads of its kind are."""
+    facts, target = head.model.architecture, manifest.target.architecture
+    if head.kind in ("mtp", "medusa") and head.taps != (target.layers,):
+        raise ValueError(f"a {head.kind} head reads what is behind layer {target.layers}, and this one {head.taps}")
+    if head.kind in ("eagle3", "mtp") and head.tokens != 1:
+        raise ValueError(f"a {head.kind} head is said to propose {head.tokens} tokens a call, expected 1")
+    if head.kind in ("dflash", "dspark"):
+        _require_between("rows of the head's block", head.block_size, 2, MOST_BLOCK)
+        if head.names_columns or facts.logits_size != target.logits_size:
+            raise ValueError(f"the logits of a {head.kind} head are the target's")
+    if head.kind != "dspark" and (head.markov_rank or head.confidence):
+        raise ValueError(f"a {head.kind} head has neither a Markov head nor one for confidence")
+    _require_between("markov_rank", head.markov_rank, 0, MOST_MARKOV_RANK)
+    if head.markov_rank:
+        expected = 2 * head.markov_rank * (2 * facts.logits_size + 1)
+        record = manifest.files.get(HEAD_MARKOV)
+        if record is None or record.bytes != expected:
+            found = "missing" if record is None else f"{record.bytes} bytes long"
+            raise ValueError(f"{HEAD_MARKOV} is {found}, expected {expected} bytes")
 
 
 def _check_paths(manifest: Manifest) -> None:

@@ -125,3 +125,11 @@ def test_a_drawn_token_has_the_law_of_the_biased_logits() -> None:
         scores = (logits[place] + after.astype(np.float64) @ before[token].astype(np.float64)) / 0.7
         expected = np.exp(scores) / np.exp(scores).sum()
         np.testing.assert_allclose(proposal.law(place), expected, atol=1e-5)
+
+
+def test_logits_with_a_nan_leave_no_token() -> None:
+    tables = np.ones((4, RANK), np.float16)
+    markov = MarkovBias(tables, tables, np.zeros(RANK, np.float16))
+    logits = np.array([[0.0, 1.0, np.nan, 2.0]], np.float32)
+    proposal = propose_block(context_of([1], SamplingParams(temperature=0.0)), (), logits, None, markov, Budget(1))
+    assert len(proposal) == 0

@@ -17,6 +17,7 @@ from edge_spec import Completion, Engine, cli
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.export.add_head import add_head
+from edge_spec.manifest_check import check_manifest
 from edge_spec.runtime.calibration import calibrate
 from edge_spec.runtime.draft_vocabulary import read_head_vocabulary
 from edge_spec.runtime.head_model import HeadModel
@@ -212,6 +213,8 @@ def test_a_head_that_proposes_blocks_is_not_taken_for_a_recurrent_one(path: Path
     assert bundle.manifest.head is not None
     with pytest.raises(BundleError, match="proposes 4 tokens a call, expected 1"):
         HeadModel(bundle, replace(bundle.manifest.head, tokens=4), CPU, 64)
+    with pytest.raises(ValueError, match="propose 4 tokens a call, expected 1"):
+        check_manifest(replace(bundle.manifest, head=replace(bundle.manifest.head, tokens=4)))
 
 
 def test_a_head_is_a_name_to_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from edge_spec.export.heads.write_medusa import write_medusa
 from edge_spec.export.progress import silent
 from edge_spec.export.recipe import RECIPES
 from edge_spec.manifest import HEAD_IDS
+from edge_spec.manifest_check import check_manifest
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
 from edge_spec.runtime.drafters.medusa import MedusaDrafter
 from edge_spec.runtime.drafters.protocol import Budget
@@ -397,6 +398,16 @@ def test_a_graph_that_the_exporter_does_not_write_is_refused(
     bundle = rewritten(pair, tmp_path / "bundle", change)
     with pytest.raises(BundleError, match=r"head.onnx"):
         MedusaHeads(bundle, bundle.manifest.head, CPU, threads=1)
+
+
+def test_heads_are_said_to_read_the_last_hidden_state_alone(pair: Pair) -> None:
+    manifest = pair.bundle.manifest
+    layers = manifest.target.architecture.layers
+    graphs = tuple(replace(graph, taps=(1, layers)) for graph in manifest.target.graphs)
+    for taps in ((1,), (1, layers)):
+        target, head = replace(manifest.target, graphs=graphs), replace(manifest.head, taps=taps)
+        with pytest.raises(ValueError, match=f"reads what is behind layer {layers}, and this one"):
+            check_manifest(replace(manifest, target=target, head=head))
 
 
 def test_an_untouched_graph_survives_being_rewritten(pair: Pair, tmp_path: Path) -> None:

@@ -48,11 +48,12 @@ class MarkovBias:
             token: the one before.
 
         Returns:
-            int64 [n], ascending; and their logits with the bias, float32 [n].
+            int64 [n], ascending, one at least; and their logits with the bias, float32 [n], which hold a NaN if those
+            that were given do.
         """
         columns = np.flatnonzero(logits >= logits.max() - REACH)
-        if not len(columns):  # the largest is no number
-            columns = np.arange(1)
+        if not len(columns):  # the largest is no number, and so nothing is likely
+            columns = np.array([logits.argmax()])
         state = self._before[token].astype(np.float32)
         return columns, logits[columns] + self._after[columns].astype(np.float32) @ state
 

@@ -112,7 +112,7 @@ class BlockReading:
         return next(index for index in range(length) if self._tokens[index] != text[index])
 
     def _goes_on(self, text: Sequence[int], start: int) -> bool:
-        """Whether reading can go on from token ``start`` of the text: all before it that is cached is still the text."""
+        """Whether reading can go on from token ``start``: what is cached of those before it is still the text."""
         return start <= self._agreed(text) and self._holds(start)
 
     def _holds(self, length: int) -> bool:
