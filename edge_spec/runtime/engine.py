@@ -18,12 +18,13 @@ from edge_spec.manifest import TOKENIZER, CacheType, Manifest
 from edge_spec.runtime.answers import Answers
 from edge_spec.runtime.askable import Askable
 from edge_spec.runtime.cache_pool import CachedText, CachePool
-from edge_spec.runtime.calibration import Calibration, Progress
+from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.calibration_cache import kept_calibrations
 from edge_spec.runtime.completion import Chunk
 from edge_spec.runtime.configuration import DrafterChoice
 from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.device_memory import GpuMemory, find_gpu
+from edge_spec.runtime.draft_measurement import Progress
 from edge_spec.runtime.drafter_pool import DrafterPool
 from edge_spec.runtime.drafters.lookup import LookupDrafter
 from edge_spec.runtime.drafters.ngram_table import NgramTable

@@ -16,13 +16,15 @@ from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, HeadRecord, M
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
 from edge_spec.runtime.block_head import BlockHead
-from edge_spec.runtime.calibration import TEXT, AnyHead, Calibration, Progress, calibrate
+from edge_spec.runtime.calibration import TEXT, Calibration, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
 from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.cuda_features import settings_for
+from edge_spec.runtime.draft_measurement import Progress
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary, read_head_vocabulary
 from edge_spec.runtime.exactness import Exactness, load_at_level
+from edge_spec.runtime.head_measurement import AnyHead
 from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Literal
 
 from edge_spec.manifest import DRAFT_TOKENIZER, TOKENIZER, CacheType, HeadRecord, Manifest, ModelRecord
-from edge_spec.runtime.calibration import COMPARED_ROWS
 from edge_spec.runtime.configuration import Configuration
+from edge_spec.runtime.draft_measurement import COMPARED_ROWS
 from edge_spec.runtime.drafters.ngram_table import NgramTable
 from edge_spec.runtime.drafters.recycling import RecyclingDrafter
 from edge_spec.runtime.head_law import head_slots, head_weights, kept_taps_bytes, tap_outputs_bytes
