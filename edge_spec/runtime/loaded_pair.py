@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
@@ -12,23 +12,21 @@ from typing import Any, Literal
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
 from edge_spec.heap import give_back
-from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, HeadRecord, Manifest, ModelRecord
+from edge_spec.manifest import DRAFT_TOKENIZER, CacheType, Device, Manifest, ModelRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.processor import integer_products_saturate
-from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.calibration import TEXT, Calibration, calibrate
 from edge_spec.runtime.calibration_cache import default_folder, load_or_calibrate, machine
-from edge_spec.runtime.capturing import capture
 from edge_spec.runtime.configuration import Configuration
 from edge_spec.runtime.cuda_features import settings_for
 from edge_spec.runtime.draft_measurement import Progress
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary, read_draft_vocabulary, read_head_vocabulary
 from edge_spec.runtime.exactness import Exactness, load_at_level
 from edge_spec.runtime.head_measurement import AnyHead
-from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.memory_profile import MemoryNotes, write_profile
 from edge_spec.runtime.model import Model
+from edge_spec.runtime.pair_opener import PairOpener
 from edge_spec.runtime.provider import CPU_PROVIDER
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -121,7 +119,7 @@ def load_pair(
     if head is not None:
         draft_vocabulary = read_head_vocabulary(bundle)
     taps = () if head is None else head.taps
-    opener = _Opener(bundle, providers, threads, notes, device_taken, arenas or {})
+    opener = PairOpener(bundle, providers, threads, notes, device_taken, arenas or {})
 
     def target_of(fixed_rows: int | None) -> Model:
         return opener.model(manifest.target, first.context, first.target_kv, True, fixed_rows, taps)
@@ -187,73 +185,6 @@ def load_pair(
     )
 
 
-@dataclass(frozen=True)
-class _Opener:
-    """Opens models of a bundle, and notes what they take; its fields are arguments of :func:`load_pair`."""
-
-    bundle: Bundle
-    providers: Sequence[str]
-    threads: int | None
-    notes: MemoryNotes
-    device_taken: Callable[[], int | None]
-    arenas: Mapping[str, int]
-
-    def model(
-        self,
-        record: ModelRecord,
-        context: int,
-        kv: CacheType,
-        exact_rows: bool,
-        fixed_rows: int | None = None,
-        taps: Sequence[int] = (),
-    ) -> Model:
-        """Open one of the models; see :class:`Model`."""
-        manifest = self.bundle.manifest
-        # The rotary table ends one row behind the context, and padding rows need their place in it. Another exporter's
-        # model ends with the context, and so one token earlier if calls have a padding row.
-        own = record.graphs[0].via == "native"
-        longest = record.architecture.context_length + 1 - (fixed_rows or (1 if own or not exact_rows else 2))
-        on_gpu = manifest.device_of(record) == "cuda"
-        runs_on = list(self.providers) if on_gpu or manifest.device == "cpu" else [CPU_PROVIDER]
-        is_target = record is manifest.target
-        settings = settings_for(runs_on, self.arenas.get("target" if is_target else "draft"))
-        if not is_target:  # a draft writes chains
-            settings = replace(settings, tree_graph=False)
-        with self.notes.of(_part(record, manifest), self.device_taken if on_gpu else None):
-            loaded = Model(
-                self.bundle,
-                record,
-                runs_on,
-                min(context, longest),
-                exact_rows,
-                self.threads,
-                fixed_rows,
-                kv,
-                settings,
-                taps,
-            )
-            give_back()
-        capture(loaded, last_row=not is_target)
-        if loaded.eager_reason is not None and loaded.eager_reason not in settings.lacks:
-            _LOG.warning("some calls run without CUDA graphs: %s", loaded.eager_reason)
-        return loaded
-
-    def head(self, head: HeadRecord, context: int) -> AnyHead:
-        """Open the head; see :class:`HeadModel`, :class:`MedusaHeads` and :class:`BlockHead`."""
-        on_gpu = self.bundle.manifest.device_of(head.model) == "cuda"
-        settings = settings_for(self.providers, self.arenas.get("head"))
-        with self.notes.of("head_weights", self.device_taken if on_gpu else None):
-            loaded: AnyHead
-            if head.kind == "medusa":
-                loaded = MedusaHeads(self.bundle, head, self.providers, self.threads, settings.options)
-            elif head.kind in ("dflash", "dspark"):
-                loaded = BlockHead(self.bundle, head, self.providers, context, self.threads, settings.options)
-            else:
-                loaded = HeadModel(self.bundle, head, self.providers, context, self.threads, settings=settings)
-            give_back()
-        return loaded
-
-
 class _Drafts:
     """Loads the draft for one device or another, one at a time: both might not fit the memory."""
 
@@ -311,13 +242,6 @@ def _faster(calibrations: Sequence[Calibration]) -> int:
         return 0
     seconds = [calibration.costs.draft(_USUAL_PAST, 1) for calibration in calibrations]
     return seconds.index(min(seconds))
-
-
-def _part(record: ModelRecord, manifest: Manifest) -> str:
-    """By which name what loading a model takes is noted."""
-    if record is manifest.target:
-        return "target_weights"
-    return "cpu_draft_weights" if record is manifest.cpu_draft else "draft_weights"
 
 
 def _known(tokens: Sequence[int], manifest: Manifest) -> list[int]:
