@@ -21,7 +21,8 @@ from edge_spec.manifest_check import check_manifest
 from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.drafters.block import BlockDrafter
 from edge_spec.runtime.drafters.protocol import Budget
-from edge_spec.runtime.drafters.read_block import BlockReading
+from edge_spec.runtime.drafters.read_block import MOST_ROWS, BlockReading
+from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.loop import decode, prefill
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.sampling_params import SamplingParams
@@ -122,6 +123,22 @@ def test_a_head_that_missed_the_beginning_reads_what_is_there(pair: Pair) -> Non
     assert reading.rows(text, target.cache.taps) == (13, 29)
     logits, _ = reading.draft(text, target.cache.taps, head.tokens)
     np.testing.assert_allclose(logits, pair.expected(text, 13), atol=1e-4)
+
+
+def test_a_long_prompt_is_read_in_calls_of_limited_size(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head = pair.load()
+    reading, text, rows = BlockReading(head, head.context), numbers(11, 190), []
+    whole = BlockHead.draft
+
+    def noted(self: BlockHead, cache: KVCache, taps: np.ndarray, *about: int) -> Any:
+        rows.append(len(taps))
+        return whole(self, cache, taps, *about)
+
+    monkeypatch.setattr(BlockHead, "draft", noted)
+    target.prefill(text[:-1])
+    logits, _ = reading.draft(text, target.cache.taps, head.tokens)
+    assert rows == [MOST_ROWS, 189 - MOST_ROWS]
+    np.testing.assert_allclose(logits, pair.expected(text), atol=1e-4)
 
 
 def test_what_was_read_of_another_text_is_dropped_with_the_gap_behind_it(pair: Pair) -> None:

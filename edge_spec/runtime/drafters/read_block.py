@@ -11,6 +11,9 @@ from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.kv_cache import KVCache
 from edge_spec.runtime.tap_rows import TapRows
 
+# Hidden states that a call reads at most. Each of them is as wide as all taps together, and the memory plan counts on
+# calls about as large as those that read a prompt.
+MOST_ROWS = 128
 # Where a cache is full, this share of the window is kept, the most recent tokens.
 _KEPT_SHARE = 0.75
 
@@ -79,11 +82,14 @@ class BlockReading:
             self._begin_at(start)
         self._cut(start)
         self._make_room(stop - start)
-        position = start - self._origin
+        ends = [*range(start + MOST_ROWS, stop, MOST_ROWS), stop]
         try:
-            drafted = self._head.draft(self.cache, taps.read(start, stop), position, text[-1], places)
+            for first, last in zip((start, *ends), ends, strict=False):
+                wanted = places if last == stop else 1  # all but the last call only read
+                rows, position = taps.read(first, last), first - self._origin
+                drafted = self._head.draft(self.cache, rows, position, text[last], wanted)
         except BaseException:  # nobody knows what the cache now holds
-            self.rollback(0)
+            self._begin_at(0)
             raise
         self._tokens = list(text[:stop])
         taps.release(stop - 1)  # the last one begins the next block, if that comes before another token
