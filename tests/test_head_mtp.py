@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import edge_spec
-from edge_spec.bundle import open_bundle
+from edge_spec.bundle import open_bundle, read_manifest
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export import add_head, export_pair
 from edge_spec.head_check import check_head_graph
@@ -115,6 +115,16 @@ def test_a_layer_computes_what_the_reference_does(
     head.length = 10
     found, _ = head.call(ids[11:16], taps[10:15])
     near(found, run(states[:15], ids[1:16])[0][10:])
+
+
+def test_what_a_layer_shares_is_described_as_its_target_stores_it(bundle: Path, tmp_path: Path) -> None:
+    """The memory plan counts it by that."""
+    path = add_head(bundle, head_of(tmp_path / "head", "mimo")[0], output=tmp_path / "bundle", recipe="int4").path
+    manifest = read_manifest(path)
+    assert manifest.head is not None
+    stored = manifest.head.model.recipe
+    assert all(stored[part] == manifest.target.recipe[part] for part in ("embedding", "lm_head"))
+    assert stored["attention"] == "int4"
 
 
 def test_a_copy_of_lm_head_is_the_targets(target: Path, tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ import onnx_ir as ir
 from edge_spec.export.heads.block_checkpoint import BlockCheckpoint
 from edge_spec.export.heads.block_graph import TargetEnds, build_block_graph
 from edge_spec.export.heads.block_packing import pack_block_head, write_markov
+from edge_spec.export.heads.head_model_record import head_model_record
 from edge_spec.export.heads.target_of_bundle import TargetOfBundle
 from edge_spec.export.model import describe_architecture
 from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import open_weight_file
-from edge_spec.manifest import HEAD_MARKOV, GraphRecord, HeadRecord, ModelRecord
+from edge_spec.manifest import HEAD_MARKOV, HeadRecord
 from edge_spec.processor import integer_products_saturate
 
 
@@ -41,10 +42,10 @@ def write_block_head(
     Raises:
         CheckpointError: a tensor is damaged, or the target's own checkpoint is needed and is gone.
     """
-    facts, signed_integers = head.facts, not integer_products_saturate()
+    facts = head.facts
     ends = TargetEnds(target.embedding(), target.lm_head(), target.rotation)
     with open_weight_file(data) as weights:
-        packer = Packer(weights, recipe, target.device, signed_integers)
+        packer = Packer(weights, recipe, target.device, signed_integers=not integer_products_saturate())
         packed = pack_block_head(head, target, packer, recipe, progress)
     ir.save(build_block_graph(facts, packed, ends, target.device), graph)
     if facts.markov_rank:
@@ -59,18 +60,8 @@ def write_block_head(
     return HeadRecord(
         kind=facts.kind,
         taps=facts.taps,
-        model=ModelRecord(
-            source=head.source,
-            source_sha256=head.sha256(),
-            architecture=describe_architecture(sizes),
-            recipe={**recipe.to_dict(), **formats},
-            integer_weights=("int8" if signed_integers else "uint8") if "w8a8" in recipe.formats.values() else None,
-            graphs=(
-                GraphRecord(
-                    f"{graph.parent.name}/{graph.name}", False, "float32" if target.device == "cpu" else "float16"
-                ),
-            ),
-            quality=None,
+        model=head_model_record(
+            head.source, head.sha256(), describe_architecture(sizes), recipe, target.device, formats
         ),
         tokens=facts.tokens,
         names_columns=False,

@@ -12,6 +12,7 @@ from edge_spec.export.graph_tape import compute_type
 from edge_spec.export.graph_taps import set_taps
 from edge_spec.export.heads.block_checkpoint import BlockCheckpoint, is_block_head
 from edge_spec.export.heads.head_folder import HeadFolder
+from edge_spec.export.heads.head_model_record import GRAPH, WEIGHTS, head_model_record
 from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint, is_medusa
 from edge_spec.export.heads.open_head import read_head
 from edge_spec.export.heads.recurrent_graph import build_head_graph
@@ -25,10 +26,8 @@ from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import open_weight_file
-from edge_spec.manifest import HEAD_IDS, HEAD_MARKOV, GraphRecord, HeadRecord, Manifest, ModelRecord
+from edge_spec.manifest import HEAD_IDS, HEAD_MARKOV, GraphRecord, HeadRecord, Manifest
 from edge_spec.processor import integer_products_saturate
-
-GRAPH, WEIGHTS = "target/head.onnx", "target/head.onnx.data"
 
 # Every file of a head, whatever its kind.
 HEAD_FILES = (GRAPH, WEIGHTS, HEAD_IDS, HEAD_MARKOV)
@@ -83,29 +82,20 @@ def write_head(
 
 def _write(folder: Path, head: RecurrentHead, target: TargetOfBundle, recipe: Recipe) -> HeadRecord:
     """Write weights, graph and ids, and describe them."""
-    signed_integers = not integer_products_saturate()
     with open_weight_file(folder / WEIGHTS) as weights:
-        packer = Packer(weights, recipe, target.device, signed_integers)
+        packer = Packer(weights, recipe, target.device, signed_integers=not integer_products_saturate())
         packed = pack_head(head, target, packer, recipe)
     rows = int(packed.embedding.tensors["weight"].shape.numpy()[0])
     facts = replace(head.architecture, logits_size=packed.lm_head.outputs, embedding_rows=rows)
     ir.save(build_head_graph(facts, packed, len(head.taps), target.device), folder / GRAPH)
     if head.ids is not None:
         (folder / HEAD_IDS).write_bytes(head.ids.astype("<u4").tobytes())
-    formats = {**recipe.to_dict(), "embedding": str(target.record.recipe["embedding"])}
-    has_integers = "w8a8" in recipe.formats.values()
+    # What is the target's own is stored as that is.
+    shared = {"embedding": packed.embedding.format, "lm_head": packed.lm_head.format}
     return HeadRecord(
         kind=head.kind,
         taps=head.taps,
-        model=ModelRecord(
-            source=head.source,
-            source_sha256=head.sha256,
-            architecture=describe_architecture(facts),
-            recipe=formats,
-            integer_weights=("int8" if signed_integers else "uint8") if has_integers else None,
-            graphs=(GraphRecord(GRAPH, False, "float32" if target.device == "cpu" else "float16"),),
-            quality=None,
-        ),
+        model=head_model_record(head.source, head.sha256, describe_architecture(facts), recipe, target.device, shared),
         tokens=1,
         names_columns=head.ids is not None,
     )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_spec.export.checkpoint import Float32Array
+from edge_spec.export.heads.head_model_record import head_model_record
 from edge_spec.export.heads.medusa_checkpoint import MedusaCheckpoint
 from edge_spec.export.heads.medusa_graph import PackedMedusaHead, build_medusa_graph
 from edge_spec.export.heads.target_checkpoint import checkpoint_of
@@ -17,7 +18,7 @@ from edge_spec.export.packing import Packer
 from edge_spec.export.progress import Progress
 from edge_spec.export.recipe import Recipe
 from edge_spec.export.weights import open_weight_file
-from edge_spec.manifest import HEAD_IDS, ArchitectureRecord, CacheType, GraphRecord, HeadRecord, Manifest, ModelRecord
+from edge_spec.manifest import HEAD_IDS, ArchitectureRecord, HeadRecord, Manifest
 from edge_spec.processor import integer_products_saturate
 
 Ids = npt.NDArray[np.int64]
@@ -49,11 +50,11 @@ def write_medusa(
     Raises:
         CheckpointError: a tensor is missing, damaged or does not fit, or the target's checkpoint is gone.
     """
-    signed_integers, stage, target = not integer_products_saturate(), "export head", manifest.target.architecture
+    stage, target = "export head", manifest.target.architecture
     checkpoint = checkpoint_of(manifest.target)
     packed = []
     with open_weight_file(weights) as file:
-        packer = Packer(file, recipe, manifest.device, signed_integers)
+        packer = Packer(file, recipe, manifest.device, signed_integers=not integer_products_saturate())
         # The published heads read the states as the target's own lm_head does, but for a scale of the logits.
         final_norm = packer.vector("final_norm", checkpoint.tensor("norm.weight"))
         for head in range(heads.heads):
@@ -64,19 +65,10 @@ def write_medusa(
     if ids is not None:
         (graph.parent / Path(HEAD_IDS).name).write_bytes(ids.astype("<u4").tobytes())
     progress(stage, heads.heads, heads.heads)
-    kv: CacheType = "float32" if manifest.device == "cpu" else "float16"
     return HeadRecord(
         kind="medusa",
         taps=(target.layers,),
-        model=ModelRecord(
-            source=heads.source,
-            source_sha256=heads.sha256,
-            architecture=_describe(heads, target, ids),
-            recipe=recipe.to_dict(),
-            integer_weights=("int8" if signed_integers else "uint8") if "w8a8" in recipe.formats.values() else None,
-            graphs=(GraphRecord(f"{graph.parent.name}/{graph.name}", False, kv),),
-            quality=None,
-        ),
+        model=head_model_record(heads.source, heads.sha256, _describe(heads, target, ids), recipe, manifest.device),
         tokens=heads.heads,
         names_columns=ids is not None,
     )
