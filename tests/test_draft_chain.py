@@ -21,7 +21,7 @@ from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.errors import BundleError, RequestError
 from edge_spec.export import export_pair
 from edge_spec.export.draft_chain_graph import CHAIN_LENGTHS
-from edge_spec.graph_check import check_graph
+from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.runtime.calibration import calibrate
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_chain import DraftedChain

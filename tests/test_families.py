@@ -13,7 +13,7 @@ import edge_spec
 from edge_spec.bundle import open_bundle
 from edge_spec.export import export_pair
 from edge_spec.export.graph_run import run_graph
-from edge_spec.graph_check import check_graph
+from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.manifest import CacheType, Manifest
 from edge_spec.runtime.int8_cache import takes_int8_cache
 from edge_spec.runtime.model import Model

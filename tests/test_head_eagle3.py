@@ -19,8 +19,8 @@ from edge_spec import cli
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import BundleError, CheckpointError, UnsupportedError
 from edge_spec.export import add_head, export_pair
-from edge_spec.graph_check import check_graph
-from edge_spec.head_check import check_head_graph, read_head_ids
+from edge_spec.graph_checks.graph_check import check_graph
+from edge_spec.graph_checks.head_check import check_head_graph, read_head_ids
 from edge_spec.manifest import HEAD_IDS
 from edge_spec.runtime.model import Model
 from head_checkpoints import Tensors, eagle3_tensors, llama_config, rms_norm, run_layer, save_head, speculators

@@ -15,7 +15,7 @@ import edge_spec
 from edge_spec.bundle import open_bundle, read_manifest
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export import add_head, export_pair
-from edge_spec.head_check import check_head_graph
+from edge_spec.graph_checks.head_check import check_head_graph
 from edge_spec.runtime.model import Model
 from head_checkpoints import Tensors, gain, layer_tensors, llama_config, matrix, rms_norm, run_layer, save_head
 from head_graph import HeadGraph

@@ -19,7 +19,7 @@ import edge_spec
 from edge_spec.bundle import MANIFEST, Bundle, open_bundle
 from edge_spec.errors import BundleError, RequestError, UnsupportedError
 from edge_spec.export.recipe import RECIPES
-from edge_spec.graph_check import check_graph
+from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.inspection import describe_bundle
 from edge_spec.runtime.memory_law import memory_items
 from edge_spec.runtime.model import Model

@@ -16,7 +16,7 @@ from edge_spec.bundle import open_bundle
 from edge_spec.errors import BundleError
 from edge_spec.export import export_pair
 from edge_spec.export.graph_run import run_graph
-from edge_spec.graph_check import check_graph
+from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.runtime.drafters.model import ModelDrafter
 from edge_spec.runtime.exactness import measure_exactness
 from edge_spec.runtime.logit_rows import SelectedRows

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from edge_spec.bundle import open_bundle
-from edge_spec.graph_check import check_graph
+from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.runtime.device_settings import DeviceSettings, Lending
 from edge_spec.runtime.graph_session import GraphSession
 from edge_spec.runtime.model import Model

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_spec.bundle import Bundle
-from edge_spec.head_check import check_head_graph
+from edge_spec.graph_checks.head_check import check_head_graph
 from edge_spec.manifest import HeadRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.graph_session import GraphSession, call_failure

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
-from edge_spec.head_check import read_head_ids
+from edge_spec.graph_checks.head_check import read_head_ids
 from edge_spec.runtime.noise import Noise
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError, DeviceMemoryError, ProviderError, RequestError
-from edge_spec.head_check import check_head_graph
+from edge_spec.graph_checks.head_check import check_head_graph
 from edge_spec.manifest import CacheType, HeadRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.cuda_features import settings_for

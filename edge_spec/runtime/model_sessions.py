@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
-from edge_spec.graph_check import check_graph
+from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.manifest import CacheType, GraphRecord, ModelRecord
 from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.graph_session import GraphSession

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from edge_spec.block_rules import block_inputs, block_outputs, block_rules
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError
-from edge_spec.graph_check import GraphChecker, read_checked
-from edge_spec.head_rules import FEATURE_ROWS, RECURRENT_HEAD_RULES, TAP_ROWS
+from edge_spec.graph_checks.block_rules import block_inputs, block_outputs, block_rules
+from edge_spec.graph_checks.graph_check import GraphChecker, read_checked
+from edge_spec.graph_checks.medusa_rules import medusa_inputs, medusa_outputs, medusa_rules
+from edge_spec.graph_checks.recurrent_rules import FEATURE_ROWS, RECURRENT_HEAD_RULES, TAP_ROWS
 from edge_spec.manifest import HEAD_IDS, HeadKind, HeadRecord
-from edge_spec.medusa_rules import medusa_inputs, medusa_outputs, medusa_rules
 from edge_spec.onnx_file import FLOAT, INT32, INT64, Declared, OnnxGraph
 
 

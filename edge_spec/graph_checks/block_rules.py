@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.graph_rule import (
+from edge_spec.graph_checks.graph_rule import (
     CONTRIB,
     FLOATS,
     Attributes,
@@ -23,7 +23,7 @@ from edge_spec.graph_rule import (
     last_size,
     need,
 )
-from edge_spec.graph_rules import RULES
+from edge_spec.graph_checks.graph_rules import RULES
 from edge_spec.manifest import ArchitectureRecord
 from edge_spec.onnx_file import FLOAT, INT32, INT64, Declared
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.graph_rule import (
+from edge_spec.graph_checks.graph_rule import (
     FLOATS,
     Attributes,
     Inputs,
@@ -20,7 +20,7 @@ from edge_spec.graph_rule import (
     last_size,
     need,
 )
-from edge_spec.graph_rules import RULES
+from edge_spec.graph_checks.graph_rules import RULES
 from edge_spec.onnx_file import FLOAT, INT32, INT64, Declared
 
 # The name of the noise's columns, which are as many as the logits', or one.

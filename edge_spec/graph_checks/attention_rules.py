@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.graph_rule import (
+from edge_spec.graph_checks.graph_rule import (
     CONTRIB,
     FLOATS,
     Attributes,

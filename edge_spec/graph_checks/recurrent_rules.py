@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.graph_rule import FLOATS, Attributes, Inputs, Rule, Surroundings, given, last_size, need
-from edge_spec.graph_rules import RULES
+from edge_spec.graph_checks.graph_rule import FLOATS, Attributes, Inputs, Rule, Surroundings, given, last_size, need
+from edge_spec.graph_checks.graph_rules import RULES
 from edge_spec.onnx_file import Declared
 
 # What the rows of a call are called: those with hidden states of the target, and those with features of the head.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.graph_rule import Attributes, Inputs, Rule, Surroundings, constants, given, need
+from edge_spec.graph_checks.graph_rule import Attributes, Inputs, Rule, Surroundings, constants, given, need
 from edge_spec.manifest import SELECTED_TOKENS
 from edge_spec.onnx_file import FLOAT, INT64, Declared
 

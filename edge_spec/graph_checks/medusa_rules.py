@@ -1,11 +1,11 @@
-"""Rules of the nodes in graphs of Medusa heads (edge_spec/export/medusa_graph.py), and what such a graph is given."""
+"""Rules of the nodes in graphs of Medusa heads (edge_spec/export/heads/medusa_graph.py), and what such a graph is given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.graph_rule import CONTRIB, FLOATS, Attributes, Inputs, Rule, Surroundings, given, need
-from edge_spec.graph_rules import RULES
+from edge_spec.graph_checks.graph_rule import CONTRIB, FLOATS, Attributes, Inputs, Rule, Surroundings, given, need
+from edge_spec.graph_checks.graph_rules import RULES
 from edge_spec.onnx_file import FLOAT, Declared
 
 # Everything else that decoders have works on tokens or a cache, and there are none.

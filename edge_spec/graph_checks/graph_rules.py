@@ -1,18 +1,28 @@
 """The kinds of nodes that the exporter writes: what each is given, and the type and shape of what comes out.
 
-A new kind of node in the exporter needs a rule here, in :mod:`edge_spec.matrix_rules`,
-:mod:`edge_spec.attention_rules` or :mod:`edge_spec.selection_rules`.
+A new kind of node in the exporter needs a rule here, in :mod:`edge_spec.graph_checks.matrix_rules`,
+:mod:`edge_spec.graph_checks.attention_rules` or :mod:`edge_spec.graph_checks.selection_rules`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.attention_rules import ATTENTION_RULES, first_entry, split_heads
-from edge_spec.graph_rule import CONTRIB, FLOATS, Attributes, Inputs, Rule, Surroundings, given, last_size, need
-from edge_spec.matrix_rules import MATRIX_RULES, first_column
+from edge_spec.graph_checks.attention_rules import ATTENTION_RULES, first_entry, split_heads
+from edge_spec.graph_checks.graph_rule import (
+    CONTRIB,
+    FLOATS,
+    Attributes,
+    Inputs,
+    Rule,
+    Surroundings,
+    given,
+    last_size,
+    need,
+)
+from edge_spec.graph_checks.matrix_rules import MATRIX_RULES, first_column
+from edge_spec.graph_checks.selection_rules import SELECTION_RULES, usable_columns
 from edge_spec.onnx_file import FLOAT, INT64, Declared
-from edge_spec.selection_rules import SELECTION_RULES, usable_columns
 
 
 def _gather(graph: Surroundings, inputs: Inputs, attributes: Attributes) -> Sequence[Declared]:

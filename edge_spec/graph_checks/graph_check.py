@@ -3,7 +3,7 @@
 ONNX Runtime's kernels do not check everything they are given: a matrix that is smaller than its node says is read
 beyond its end. So every node is known here with its attributes, every value gets its type and shape from those before
 it, and anything else is refused before ONNX Runtime sees it. Graphs by way of optimum have a check of their own,
-:mod:`edge_spec.foreign_graph_check`.
+:mod:`edge_spec.graph_checks.foreign_graph_check`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from edge_spec.bundle import Bundle
-from edge_spec.draft_chain_rules import NOISE_COLUMNS, draft_chain_rules
 from edge_spec.errors import BundleError
-from edge_spec.foreign_graph_check import check_foreign_graph
-from edge_spec.graph_rule import CONTRIB, MismatchError
-from edge_spec.graph_rules import RULES
+from edge_spec.graph_checks.draft_chain_rules import NOISE_COLUMNS, draft_chain_rules
+from edge_spec.graph_checks.foreign_graph_check import check_foreign_graph
+from edge_spec.graph_checks.graph_rule import CONTRIB, MismatchError
+from edge_spec.graph_checks.graph_rules import RULES
 from edge_spec.manifest import SELECTED_TOKENS, GraphRecord, Manifest, ModelRecord, tap_name
 from edge_spec.manifest_check import LARGEST_GRAPH
 from edge_spec.onnx_file import (
