@@ -2,9 +2,9 @@
 
 Such graphs have as many shapes as there are models, so there is no list of what belongs where, as
 :mod:`edge_spec.graph_checks.graph_rules` has for the exporter's own. But all their nodes are standard operators, whose
-kernels compare the shapes they are given, and of the one contributed kernel, which reads a weight by the size its attributes
-claim, sizes are compared here. No operator of the list opens a file, runs another graph, or keeps anything from call to
-call.
+kernels compare the shapes they are given, and of the one contributed kernel, which reads a weight by the size its
+attributes claim, sizes are compared here. No operator of the list opens a file, runs another graph, or keeps anything
+from call to call.
 """
 
 from __future__ import annotations

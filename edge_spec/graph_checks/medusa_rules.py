@@ -1,4 +1,4 @@
-"""Rules of the nodes in graphs of Medusa heads (edge_spec/export/heads/medusa_graph.py), and what such a graph is given."""
+"""Rules of the nodes in graphs of Medusa heads (export/heads/medusa_graph.py), and what such a graph is given."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from edge_spec.export.recipe import Device, Recipe
 from edge_spec.manifest import ArchitectureRecord, GraphRecord, ModelRecord
@@ -30,7 +31,7 @@ def head_model_record(
         device: what its graph runs on.
         shared: formats of the layer classes that it has from the target.
     """
-    integers = None
+    integers: Literal["int8", "uint8"] | None = None
     if "w8a8" in recipe.formats.values():
         integers = "uint8" if integer_products_saturate() else "int8"
     return ModelRecord(
