@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import edge_spec
+from edge_spec import manifest_check
 from edge_spec.bundle import MANIFEST, open_bundle, read_manifest
 from edge_spec.errors import BundleError, EdgeSpecError, MemoryBudgetError
 from edge_spec.export.recipe import BLOCK_SIZES, FORMATS
-from edge_spec.graph_checks import graph_check, manifest_check
+from edge_spec.graph_checks import graph_check
 from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.inspection import describe_bundle
 from edge_spec.onnx_file import GraphError, read_graph
