@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from edge_spec.errors import ProviderError, RequestError
+from edge_spec.errors import ProviderError
 from edge_spec.runtime.context import Context
 from edge_spec.runtime.draft_vocabulary import WHOLE, DraftVocabulary
+from edge_spec.runtime.drafters.held_network import HeldNetwork
 from edge_spec.runtime.drafters.parallel_choice import parallel_evidence, propose_places
 from edge_spec.runtime.drafters.protocol import Budget, Outcome
 from edge_spec.runtime.medusa_heads import MedusaHeads
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.proposal import Evidence, Proposal
 
-_LOG = logging.getLogger(__name__)
 
-
-class MedusaDrafter:
+class MedusaDrafter(HeldNetwork[MedusaHeads]):
     """Lets each head say what stands in its place, whatever the others say (Cai et al. 2024).
 
     A text of n tokens has its last token pending, so the latest hidden state is that of token n - 2. From there head h
@@ -52,18 +50,12 @@ class MedusaDrafter:
             load: loads the heads again, once they were given up.
             vocabulary: what the columns of their logits stand for.
         """
-        self._heads: MedusaHeads | None = heads
+        super().__init__(heads, load)
         self._count = heads.count
         self._target = target
         self._on_call = on_call
         self._clock = clock
-        self._load = load
         self._vocabulary = vocabulary
-
-    @property
-    def ready(self) -> bool:
-        """Whether the network is there."""
-        return self._heads is not None
 
     def unread(self, context: Context, prefix: Sequence[int] = ()) -> int:
         """One row, always."""
@@ -89,16 +81,16 @@ class MedusaDrafter:
         """
         last = len(context.tokens) - 2
         taps = self._target.cache.taps
-        if self._heads is None or budget.tokens <= 0 or len(prefix) >= self._count:
+        heads = self._network
+        if heads is None or budget.tokens <= 0 or len(prefix) >= self._count:
             return Proposal()
         if taps is None or not taps.start <= last < taps.stop or not budget.another(()):
             return Proposal()
         started = self._clock()
         try:
-            logits = self._heads.logits(taps.read(last, last + 1))
+            logits = heads.logits(taps.read(last, last + 1))
         except ProviderError as error:
-            _LOG.warning("the head is given up: %s", error)
-            self.unload()
+            self._give_up(error)
             return Proposal()
         self._on_call(1, 0, self._clock() - started)
         taps.release(last)
@@ -119,20 +111,3 @@ class MedusaDrafter:
 
     def narrow(self, window: int) -> None:
         """There is no cache to narrow."""
-
-    def unload(self) -> None:
-        """Give the heads up, and so their memory. Doing so twice does no harm."""
-        self._heads = None
-
-    def reload(self) -> None:
-        """Load the heads again if they were given up.
-
-        Raises:
-            RequestError: nobody said how to load them.
-            Exception: whatever loading raises; the heads are then still away.
-        """
-        if self._heads is not None:
-            return
-        if self._load is None:
-            raise RequestError("The head cannot come back; give its drafter a function that loads it.")
-        self._heads = self._load()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from edge_spec.errors import ProviderError, RequestError
+from edge_spec.errors import RequestError
 from edge_spec.runtime.context import Context
+from edge_spec.runtime.drafters.held_network import HeldNetwork
 from edge_spec.runtime.drafters.protocol import Outcome
 from edge_spec.runtime.drafters.reading import Network, Reading
 from edge_spec.runtime.kv_cache import KVCache
-
-_LOG = logging.getLogger(__name__)
 
 # A token to go on from, and the one behind it.
 LEAST_WINDOW = 2
@@ -23,13 +21,11 @@ AnyNetwork = TypeVar("AnyNetwork", bound=Network)
 AnyReading = TypeVar("AnyReading", bound=Reading)
 
 
-class NetworkDrafter(ABC, Generic[AnyNetwork, AnyReading]):
+class NetworkDrafter(HeldNetwork[AnyNetwork], ABC, Generic[AnyNetwork, AnyReading]):
     """Holds a network, and what it has read of each text, with a cache for each of them.
 
-    The network may be given up where memory is short, and loaded again later. Meanwhile nothing is proposed.
+    While the network is away, nothing is proposed.
     """
-
-    name: str
 
     def __init__(self, network: AnyNetwork, window: int | None, load: Callable[[], AnyNetwork] | None) -> None:
         """Draft with a network.
@@ -43,10 +39,9 @@ class NetworkDrafter(ABC, Generic[AnyNetwork, AnyReading]):
             RequestError: the window is too small.
         """
         self._window = self._checked(network.context if window is None else window)
-        self._load = load
+        super().__init__(network, load)
         # By what a text is known by; the latest comes last.
         self._readings: WeakKeyDictionary[Any, AnyReading] = WeakKeyDictionary()
-        self._network: AnyNetwork | None = network
         self._read: AnyReading | None = self._begin(network, network.cache)
 
     @abstractmethod
@@ -61,11 +56,6 @@ class NetworkDrafter(ABC, Generic[AnyNetwork, AnyReading]):
     @abstractmethod
     def _key(self, context: Context) -> object:
         """What the text is known by, for as long as it may go on."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the network is there."""
-        return self._read is not None
 
     @property
     def memory_bytes(self) -> int:
@@ -95,22 +85,15 @@ class NetworkDrafter(ABC, Generic[AnyNetwork, AnyReading]):
 
     def unload(self) -> None:
         """Give the network up, and so its memory, unless somebody else holds it too. Doing so twice does no harm."""
-        self._network = self._read = None
+        super().unload()
+        self._read = None
         self._readings.clear()
 
     def reload(self) -> None:
-        """Load the network again if it was given up; it has then read nothing.
-
-        Raises:
-            RequestError: nobody said how to load it.
-            Exception: whatever loading raises; the network is then still away.
-        """
-        if self._read is not None:
-            return
-        if self._load is None:
-            raise RequestError(f"The {self._called} cannot come back; give its drafter a function that loads it.")
-        network = self._load()
-        self._network, self._read = network, self._begin(network, network.cache)
+        """Load the network again if it was given up; it has then read nothing. Raises as for any held network."""
+        super().reload()
+        if self._read is None and self._network is not None:
+            self._read = self._begin(self._network, self._network.cache)
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""
@@ -130,16 +113,6 @@ class NetworkDrafter(ABC, Generic[AnyNetwork, AnyReading]):
             free = all(other.cache is not self._network.cache for other in self._readings.values())
             read = self._begin(self._network, self._network.cache if free else self._network.new_cache())
         self._readings[key] = self._read = read
-
-    @property
-    def _called(self) -> str:
-        """What messages call the network."""
-        return "draft model" if self.name == "model" else self.name
-
-    def _give_up(self, error: ProviderError) -> None:
-        """Go on without a network that has failed: it costs speed, never the text."""
-        _LOG.warning("the %s is given up: %s", self._called, error)
-        self.unload()
 
     def _make_room(self, read: AnyReading, slots: int) -> None:
         """Take caches of other texts, if they and one with so many slots are more than one whole window."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +17,6 @@ from edge_spec.runtime.drafters.read_text import ReadText
 from edge_spec.runtime.drafters.reencoded_text import ReencodedText
 from edge_spec.runtime.model import Model
 from edge_spec.runtime.proposal import Evidence, Proposal
-
-_LOG = logging.getLogger(__name__)
 
 # What a proposal's steps and tokens weigh in their moving averages.
 _GAIN = 0.05
@@ -73,8 +70,7 @@ class ReencodedDrafter(ModelDrafter):
         try:
             return self._text.read([*context.tokens, *prefix])
         except BundleError as error:  # one of the tokenizers fails on this text
-            _LOG.warning("the draft model is given up: %s", error)
-            self.unload()
+            self._give_up(error)
             return ()
 
     def _draft(
