@@ -13,9 +13,10 @@ import pytest
 
 import edge_spec
 from edge_spec.bundle import open_bundle
-from edge_spec.errors import RequestError
+from edge_spec.errors import ProviderError, RequestError
 from edge_spec.export.add_head import add_head
 from edge_spec.runtime.engine import Engine
+from edge_spec.runtime.head_model import HeadModel
 from edge_spec.runtime.loaded_pair import load_pair
 from edge_spec.runtime.tap_rows import KEPT_TAP_ROWS, TapRows
 from head_checkpoints import eagle3_tensors, llama_config, save_head
@@ -74,6 +75,32 @@ def test_the_text_stays_while_the_head_is_away_and_when_it_is_back(
         assert engine._caches.tap_bytes or engine._target.keeps_taps
         origins = completion.statistics.accepted_by_drafter
         assert origins.get("head", 0) > 0 or "speculation" not in options
+
+
+def test_hidden_states_of_a_head_that_has_failed_are_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ProviderError("the disk is on fire")
+
+    free = [1 << 40]
+    with (
+        Engine(
+            open_bundle(path),
+            drafter="head",
+            available=lambda: free[0],
+            memory_reserve=100 << 20,
+            clock=iter(range(10**6)).__next__,
+        ) as engine,
+        engine.session() as session,
+    ):
+        monkeypatch.setattr(HeadModel, "forward", fail)
+        for chunk in session.stream(PROMPT, max_new_tokens=30, speculation="head", max_draft=3):
+            completion = chunk.completion
+            if not engine._drafters["head"].ready and free[0]:  # type: ignore[attr-defined]
+                assert engine._caches.tap_bytes
+                free[0] = 0
+        assert completion is not None and not free[0]
+        assert "head" in [event.part for event in completion.statistics.memory_events]
+        assert not engine._caches.tap_bytes
 
 
 def test_which_drafter_is_loaded_can_be_asked_for(path: Path) -> None:

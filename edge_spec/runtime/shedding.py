@@ -147,7 +147,7 @@ def head(network: Sheddable, target: Model, caches: CachePool) -> Sheddable:
     return replace(
         network,
         name="head",
-        memory_bytes=lambda: size + caches.tap_bytes if (size := network.memory_bytes()) else 0,
+        memory_bytes=lambda: network.memory_bytes() + caches.tap_bytes,  # which stay where the head itself has failed
         shed=shed,
         admit=admit,
     )
