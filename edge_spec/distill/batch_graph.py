@@ -38,7 +38,7 @@ def batch_graph(
 
     Args:
         path: a native graph for the CPU.
-        taps: layers, from 1 to ``layers``, after which the residual stream is wanted.
+        taps: layers, from 1 to ``layers``, after which the residual stream is wanted; there may be none.
         layers: of the model.
         hidden_size: of the residual stream.
         usable: how many columns of the logits stand for ids.
@@ -55,7 +55,7 @@ def batch_graph(
     presents = [value for value in graph.output if value.name.startswith("present.")]
     columns = next(value for value in graph.output if value.name == "logits").type.tensor_type.shape.dim[2].dim_value
     outputs = [
-        *_tap(graph, taps, layers, hidden_size, _is_rotated(graph, formats)),
+        *_tap(graph, taps, layers, hidden_size, bool(taps) and _is_rotated(graph, formats)),
         *_select(graph, columns, usable),
         *presents,
     ]

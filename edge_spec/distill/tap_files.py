@@ -35,7 +35,7 @@ class TapHeader:
 
     Attributes:
         bundle_digest: of the bundle whose target wrote them.
-        taps: layers after which the residual stream was taken.
+        taps: layers after which the residual stream was taken; there may be none.
         hidden_size: elements of each tap.
         top_tokens: likeliest tokens kept of each row.
         seed: of prompts and sampling.

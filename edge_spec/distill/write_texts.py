@@ -68,7 +68,7 @@ def write_texts(
         tokens: of answers that are enough; ``None`` for as many as the prompts bring.
         texts: that are enough.
         limit_bytes: most that the folder may take.
-        taps: layers to tap; ``None`` for :func:`default_taps`.
+        taps: layers to tap; ``None`` for :func:`default_taps`, none to keep tokens and their probabilities only.
         seed: of the dice.
         batch: texts at a time.
         max_new_tokens: longest answer.
