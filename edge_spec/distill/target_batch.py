@@ -206,7 +206,6 @@ class _Call:
         self.inputs["seqlens_k"][:] = lengths + self._rows - 1
         self.inputs["total_sequence_length"][()] = lengths.max() + self._rows
         self._target.run_bound(self._binding)
-        hidden = np.empty((lengths.size * self._rows, 0), np.float32)
-        if self._hidden:
-            hidden = np.concatenate(self._hidden, axis=2).reshape(len(hidden), -1)
-        return self._target.tapped(hidden, *self._top)
+        none = np.empty((lengths.size, self._rows, 0), np.float32)
+        hidden = np.concatenate([none, *self._hidden], axis=2)
+        return self._target.tapped(hidden.reshape(lengths.size * self._rows, hidden.shape[2]), *self._top)

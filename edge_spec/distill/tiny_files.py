@@ -56,9 +56,7 @@ class TinyFiles:
         vocabulary = self._target.vocabulary
         texts = {
             "tokenizer.json": vocabulary.tokenizer.to_str(pretty=True),
-            "tokenizer_config.json": _json(
-                {"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.named_tokens}
-            ),
+            "tokenizer_config.json": _json({"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.named_tokens}),
             "generation_config.json": _json({"eos_token_id": list(vocabulary.eos_token_ids)}),
             "model.safetensors.index.json": _json({"metadata": {}, "weight_map": places}),
             DRAFT_IDS: json.dumps(draft_ids.tolist()) + "\n",

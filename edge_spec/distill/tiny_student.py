@@ -33,7 +33,9 @@ class TinyStudent:
 
     learned_steps = 1
 
-    def __init__(self, network: TinyModel, embedding: Tensor, lm_head: Tensor, draft_ids: Ids, files: TinyFiles) -> None:
+    def __init__(
+        self, network: TinyModel, embedding: Tensor, lm_head: Tensor, draft_ids: Ids, files: TinyFiles
+    ) -> None:
         """Put together what drafts.
 
         Args:

@@ -40,7 +40,9 @@ class TrainingState:
     worse: int = 0
     finished: str = ""
 
-    def save(self, folder: Path, run: dict[str, Any], network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self, folder: Path, run: dict[str, Any], network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
         """Replace what was saved before; a kill leaves the one or the other.
 
         Args:
