@@ -164,7 +164,7 @@ def _export(arguments: argparse.Namespace) -> int:
 def _add(arguments: argparse.Namespace) -> int:
     """Give a bundle a head or a draft."""
     if (arguments.head is None) == (arguments.draft is None):
-        arguments.usage_error("--bundle is given a head or a draft: give either --head or --draft")
+        arguments.usage_error("--bundle is given a head or a draft: give --head or --draft, not both")
     own = _OF_DRAFTS if arguments.head is None else _OF_HEADS
     others = given(arguments, *(name for name in _OF_EXPORTS if name not in own))
     if others:

@@ -31,17 +31,22 @@ class DraftedStep:
 
 
 class Student(Protocol):
-    """A draft in training.
+    """A draft in training."""
 
-    Attributes:
-        network: whose parameters are learnt and saved; what is the target's lies outside.
-        draft_ids: int64 [draft vocabulary], ascending: the id of each column of the logits.
-        learned_steps: how many steps of a rollout it learns from.
-    """
+    @property
+    def network(self) -> nn.Module:
+        """Whose parameters are learnt and saved; what is the target's lies outside."""
+        ...
 
-    network: nn.Module
-    draft_ids: Ids
-    learned_steps: int
+    @property
+    def draft_ids(self) -> Ids:
+        """The id of each column of the logits, int64 [draft vocabulary], ascending."""
+        ...
+
+    @property
+    def learned_steps(self) -> int:
+        """How many steps of a rollout it learns from."""
+        ...
 
     def roll_out(self, batch: TextBatch, steps: int) -> Iterator[DraftedStep]:
         """Draft from every row of the answers at once, each reading the text's own tokens.
