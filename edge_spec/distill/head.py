@@ -86,7 +86,8 @@ class Head(nn.Module):
     def queries(self, pairs: Tensor, positions: Tensor) -> Tensor:
         """Rotated queries, float32 [rows, heads, head_size]."""
         projected = self.midlayer.self_attn.q_proj(pairs).unflatten(1, (self.config.heads, self.config.head_size))
-        return self.rotate(projected, positions)
+        rotated: Tensor = self.rotate(projected, positions)
+        return rotated
 
     def keys_and_values(self, pairs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys, and values, each float32 [rows, kv_heads, head_size]."""

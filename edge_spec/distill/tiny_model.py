@@ -48,7 +48,12 @@ class Attention(nn.Module):
         if self.is_normed:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotation(queries, positions[kept]), rotation(keys, positions)
-        of_texts = zip(queries.split(list(wanted)), keys.split(list(lengths)), added.split(list(lengths)), strict=True)
+        of_texts = zip(
+            torch.split(queries, list(wanted)),
+            torch.split(keys, list(lengths)),
+            torch.split(added, list(lengths)),
+            strict=True,
+        )
         attended = torch.cat([attend(*of_text) for of_text in of_texts])
         result: Tensor = self.o_proj(attended)
         return result
@@ -114,7 +119,7 @@ class TinyModel(nn.Module):
             wanted: how many of its last rows are wanted.
         """
         every = torch.arange(len(embedded), device=embedded.device)
-        texts = zip(every.split(list(lengths)), wanted, strict=True)
+        texts = zip(torch.split(every, list(lengths)), wanted, strict=True)
         last = torch.cat([rows[len(rows) - count :] for rows, count in texts])
         stream, depth = embedded, len(self.layers)
         for index, layer in enumerate(self.layers):
