@@ -174,4 +174,4 @@ def _unused(shipped: PromptSet, used: int) -> list[Question]:
 
 def _asked(shipped: PromptSet, number: int) -> Opening:
     """The messages of a shipped prompt, with what stands in where no answer has been given yet."""
-    return tuple(shipped.opening(number, lambda earlier: ""))  # type: ignore[arg-type]
+    return tuple(shipped.opening(number, lambda earlier: ""))  # type: ignore[return-value]
