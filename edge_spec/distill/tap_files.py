@@ -34,7 +34,7 @@ class TapHeader:
     """What the texts of a folder come from.
 
     Attributes:
-        bundle_digest: of the bundle whose target wrote them.
+        target_digest: of what decides what the target writes: its weights, tokenizer and chat template.
         taps: layers after which the residual stream was taken; there may be none.
         hidden_size: elements of each tap.
         top_tokens: likeliest tokens kept of each row.
@@ -43,7 +43,7 @@ class TapHeader:
         max_new_tokens: longest answer.
     """
 
-    bundle_digest: str
+    target_digest: str
     taps: tuple[int, ...]
     hidden_size: int
     top_tokens: int

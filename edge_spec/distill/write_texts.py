@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
 from edge_spec.errors import RequestError
 from edge_spec.export.progress import Progress, silent
+from edge_spec.manifest import CHAT_TEMPLATE, TOKENIZER, Manifest
 from edge_spec.runtime.prompt import PromptEncoder
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -41,6 +44,16 @@ class Written:
 def default_taps(layers: int) -> tuple[int, ...]:
     """The layers after which EAGLE-3 (Li et al. 2025) taps a model: early, in the middle and late."""
     return tuple(sorted({max(1, min(tap, layers)) for tap in (2, layers // 2, layers - 3)}))
+
+
+def target_digest(manifest: Manifest) -> str:
+    """What a folder of texts knows its target by. A bundle keeps it when a draft is added."""
+    files = {
+        name: record.sha256
+        for name, record in sorted(manifest.files.items())
+        if name in (TOKENIZER, CHAT_TEMPLATE) or (name.startswith("target/model") and name.endswith(".data"))
+    }
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def write_texts(
@@ -99,7 +112,7 @@ def write_texts(
         )
     target = TargetBatch(opened, chosen, batch, capacity, threads)
     header = TapHeader(
-        manifest.digest, chosen, facts.hidden_size, target.top_tokens, seed, prompts.name, max_new_tokens
+        target_digest(manifest), chosen, facts.hidden_size, target.top_tokens, seed, prompts.name, max_new_tokens
     )
     run = _Run(TapFiles.begin(folder, header), opened, prompts, capacity - max_new_tokens, tokens, texts)
     writer = BatchWriter(target, manifest.eos_token_ids, max_new_tokens, seed)
