@@ -159,10 +159,10 @@ def test_run_help_names_every_drafter(
         cli.main(["run", "--help"])
     named = re.search(r"who drafts: (.*) \(auto", capsys.readouterr().out)
     assert named is not None
-    assert set(re.split(r", | or ", named[1])) == {*drafters, "grammar"}
+    assert set(re.split(r", | or ", named[1])) == {*drafters, "grammar", "head"}
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "recycling", "model", "lookup", "composite"])
+@pytest.mark.parametrize("drafter", ["suffix", "recycling", "model", "lookup", "free", "composite"])
 def test_run_takes_every_drafter(
     drafter: str, tiny_bundle: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

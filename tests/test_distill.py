@@ -64,10 +64,14 @@ def test_a_run_goes_on_where_it_was_and_a_head_can_be_improved_on(bundle: Path, 
     shutil.rmtree(output)
     assert main([*distill(bundle, tmp_path), "--output", str(output), "--no-bench"]) == 0
     assert texts == sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "work" / "texts").iterdir())
+    assert main([*distill(bundle, tmp_path), "--no-bench"]) == 0
+    assert main([*distill(bundle, tmp_path), "--no-bench"]) == 0  # a target that has a head is the same target
+    first = read_manifest(bundle).head
     again = [*distill(bundle, tmp_path), "--no-bench", "--start-from", str(tmp_path / "work" / "head")]
     again[again.index("--work") + 1] = str(tmp_path / "second")
     assert main(again) == 0
-    assert read_manifest(bundle).head is not None
+    second = read_manifest(bundle).head
+    assert first is not None and second is not None and first != second
 
 
 @pytest.mark.parametrize(

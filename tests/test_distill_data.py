@@ -236,6 +236,19 @@ def test_enough_tokens_end_a_run(tiny_bundle: Callable[..., Path], tmp_path: Pat
     assert written.files.header.taps == default_taps(SIZES["num_hidden_layers"])
 
 
+def test_texts_without_taps_are_those_with_them(tiny_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"texts": 4, "batch": 3, "max_new_tokens": 8, "max_prompt_tokens": 90, "seed": 1}
+    tapped, bare = (
+        write_texts(tiny_bundle(recipe="w8a8"), _PROMPTS, tmp_path / name, taps=taps, **settings).files
+        for name, taps in (("tapped", (1, 2)), ("bare", ()))
+    )
+    for index in range(4):
+        ours, theirs = bare.read(index), tapped.read(index)
+        assert ours.taps.shape == (len(ours.token_ids), 0)
+        for one, other in zip(ours.arrays()[:3], theirs.arrays()[:3], strict=True):
+            assert np.array_equal(one, other)
+
+
 def test_a_folder_is_only_continued_with_what_it_was_begun_with(
     tiny_bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -250,7 +263,6 @@ def test_a_folder_is_only_continued_with_what_it_was_begun_with(
     ("wrong", "message"),
     [
         ({"taps": (3,)}, "layers from 1 to 2"),
-        ({"taps": ()}, "layers from 1 to 2"),
         ({"batch": 0}, "batch is 0"),
         ({"tokens": 0}, "tokens is 0"),
         ({"max_new_tokens": 256, "max_prompt_tokens": 1}, "no room for a prompt"),

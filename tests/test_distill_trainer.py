@@ -20,6 +20,7 @@ from edge_spec.distill.draft_ids import choose_draft_ids
 from edge_spec.distill.draft_loss import draft_losses
 from edge_spec.distill.head import Head, HeadConfig
 from edge_spec.distill.head_files import read_head, write_head
+from edge_spec.distill.head_student import HeadStudent
 from edge_spec.distill.held_out import measure_acceptance
 from edge_spec.distill.initial_weights import head_config, initial_head, read_embedding
 from edge_spec.distill.rollout import roll_out
@@ -184,7 +185,8 @@ def test_only_what_an_answer_is_drafted_from_and_compared_with_moves_the_weights
 
     def gradient(changed: TappedText) -> torch.Tensor:
         head = random_head()
-        batch_loss(head, EMBEDDING, pack([changed], columns_of(IDS), 64), run).backward()
+        student = HeadStudent(head, EMBEDDING, IDS, run.steps)
+        batch_loss(student, pack([changed], columns_of(IDS), 64), run).backward()
         return torch.cat([parameter.grad.reshape(-1) for parameter in head.parameters() if parameter.grad is not None])
 
     def changed(rows: slice, **fields: Any) -> TappedText:
@@ -211,7 +213,7 @@ def test_each_step_weighs_less_than_the_one_before() -> None:
         probabilities = batch.probabilities[outcome.rows]
         cross_entropy, overlap = draft_losses(head.logits(outcome.outputs), batch.columns[outcome.rows], probabilities)
         of_steps.append(0.5**step * (cross_entropy + probabilities.sum(1) - overlap).sum() / 11)
-    loss = batch_loss(head, EMBEDDING, batch, TrainSettings(epochs=1, steps=3, depth_weight=0.5))
+    loss = batch_loss(HeadStudent(head, EMBEDDING, IDS, 3), batch, TrainSettings(epochs=1, steps=3, depth_weight=0.5))
     torch.testing.assert_close(loss, sum(of_steps))
 
 
@@ -259,8 +261,8 @@ def test_acceptance_counts_drafts_up_to_the_first_wrong_token() -> None:
         head.midlayer.self_attn.v_proj.weight[:, :4] = torch.eye(4)
         head.midlayer.self_attn.o_proj.weight.copy_(1000 * torch.eye(4))
         head.lm_head.weight.copy_(torch.eye(4)[:3])
-    head.sines.zero_()
-    head.cosines.fill_(1.0)
+    head.rotate.sines.zero_()
+    head.rotate.cosines.fill_(1.0)
     tokens = np.array([3, 0, 0, 0, 1, 3], np.int32)
     likeliest = np.array([0, 0, 0, 1, 3, 0])
     text = TappedText(
@@ -271,7 +273,7 @@ def test_acceptance_counts_drafts_up_to_the_first_wrong_token() -> None:
         np.full((6, 1), math.log(0.5), np.float16),
     )
     batch = pack([text], columns_of(np.arange(3), 4), 64)
-    measured = measure_acceptance(head, embedding, torch.arange(3), [batch])
+    measured = measure_acceptance(HeadStudent(head, embedding, np.arange(3)), [batch])
     # Starts are rows 0 to 3. At step 0 they read 0, 0, 0, 1 and propose that; the target wants 0, 0, 1, 3.
     # At step 1 row 0 proposes 0 and is right, row 1 proposes 0 where 1 is wanted. At step 2 row 0 proposes 0, wanted 1.
     assert measured.by_position == pytest.approx((2 / 4, 1 / 2, 0.0, 0.0))
@@ -287,7 +289,7 @@ def test_a_sampled_token_that_is_not_the_likeliest_ends_what_is_measured() -> No
     likeliest = text.top_ids[:, 0]
     agrees = likeliest[text.prompt_length : -2] == text.token_ids[text.prompt_length + 1 : -1]
     assert not agrees.any()
-    measured = measure_acceptance(random_head(), EMBEDDING, torch.from_numpy(IDS), [batch])
+    measured = measure_acceptance(HeadStudent(random_head(), EMBEDDING, IDS), [batch])
     assert measured.by_position[1:] == (0.0, 0.0, 0.0)
 
 

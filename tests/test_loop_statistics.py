@@ -210,9 +210,15 @@ def chi_square_limit(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + 4.75 * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("rule", RULES)
+# A trimmed vocabulary changes what is proposed, not how it is sampled, so not all settings are needed for it.
+CASES = [
+    (rule, kind, setting)
+    for rule, kind, setting in itertools.product(RULES, DRAFTERS, SETTINGS)
+    if not kind.startswith("trimmed") or setting in ("temperature", "penalties")
+]
+
+
+@pytest.mark.parametrize(("rule", "kind", "setting"), CASES)
 def test_texts_follow_the_targets_law(rule: str, kind: str, setting: str) -> None:
     measured = measure(rule, setting, lambda seed, target: drafter_of(kind, seed, target))
     assert measured.right, measured

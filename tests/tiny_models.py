@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from edge_spec.export import export_pair
-from edge_spec.export.pair import DraftDevice
+from edge_spec.export.draft_place import DraftDevice
 from edge_spec.export.recipe import Device
 
 _FAMILIES: dict[str, tuple[Any, Any]] = {

@@ -116,7 +116,7 @@ def add_speculation_options(parser: argparse.ArgumentParser, grammar: bool = Fal
     speculation.add_argument(
         "--speculation",
         metavar="auto|off|NAME",
-        help=f"who drafts: suffix, recycling, lookup, {others} or composite (auto: whoever is worth its time)",
+        help=f"who drafts: suffix, recycling, lookup, {others}, free or composite (auto: whoever is worth its time)",
     )
     speculation.add_argument(
         "--max-draft",

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from edge_spec.distill.distiller import DistillReport
     from edge_spec.distill.train_progress import TrainProgress
 
+# Options that only one kind of draft has.
+_OF_KINDS = {"steps": "head", "layers": "tiny"}
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
@@ -21,10 +24,12 @@ def add(commands: Any) -> None:
         commands,
         "distill",
         "train a tiny draft for a target that has none",
-        "Let the target of a bundle write answers, train a small head on its hidden states to say the same "
-        "(EAGLE-3), add the head to the bundle, and measure whether it pays. A run that was ended goes on where it was "
+        "Let the target of a bundle write answers, train a small draft to say the same, add it to the bundle, and "
+        "measure whether it pays. The draft is a head that reads the target's hidden states (EAGLE-3), or a tiny model "
+        "of a few of the target's layers. A run that was ended goes on where it was "
         "when it is started again with the same options. Needs edge-spec[distill].",
         "edge-spec distill smollm2.pair --work smollm2.distill",
+        "edge-spec distill smollm2.pair --kind tiny --layers 2",
         "edge-spec distill coder.pair --work coder.distill --tokens 2m --minutes 600 --device cuda",
         "edge-spec distill smollm2.pair --work mine.distill --prompts my_log.jsonl --start-from smollm2.distill/head",
     )
@@ -50,11 +55,17 @@ def add(commands: Any) -> None:
     texts.add_argument("--batch", type=int, metavar="N", help="texts that the target writes at a time (64)")
 
     training = parser.add_argument_group("training")
+    training.add_argument(
+        "--kind", choices=("head", "tiny"), help="what to train: a head, or a model of a few layers (head)"
+    )
+    training.add_argument("--layers", type=int, metavar="N", help="with --kind tiny: layers of the target's shape (2)")
     training.add_argument("--minutes", type=float, metavar="N", help="how long to train (60, unless --epochs says)")
     training.add_argument("--epochs", type=float, metavar="N", help="how often to read each text at most")
-    training.add_argument("--start-from", type=Path, metavar="DIR", help="a head to go on from, as in DIR/head")
+    training.add_argument(
+        "--start-from", type=Path, metavar="DIR", help="a draft of this kind to go on from, as in DIR/head"
+    )
     training.add_argument("--draft-vocab", type=_count, metavar="N", help="ids that the draft proposes (8k)")
-    training.add_argument("--steps", type=int, metavar="N", help="own steps that the draft learns from (3)")
+    training.add_argument("--steps", type=int, metavar="N", help="own steps that a head learns from (3)")
     training.add_argument("--learning-rate", type=float, metavar="R", help="the highest one (0.001)")
     training.add_argument("--seed", type=int, metavar="S", help="one seed gives one draft (0)")
     training.add_argument("--device", metavar="cpu|cuda", help="what to train on (cpu)")
@@ -77,11 +88,25 @@ def _distill(arguments: argparse.Namespace) -> int:
     from edge_spec.distill.train_settings import TrainSettings
     from edge_spec.progress_bars import ProgressBars
 
+    kind = arguments.kind or "head"
+    for name, other in _OF_KINDS.items():
+        if other != kind and given(arguments, name):
+            arguments.usage_error(f"--{name} is for --kind {other}, but the kind is {kind}; leave it out")
     if arguments.minutes is None and arguments.epochs is None:
         arguments.minutes = 60.0
     names = {"draft_vocab": "draft_vocabulary"}
     options = given(
-        arguments, "minutes", "epochs", "start_from", "draft_vocab", "steps", "learning_rate", "seed", "device"
+        arguments,
+        "kind",
+        "layers",
+        "minutes",
+        "epochs",
+        "start_from",
+        "draft_vocab",
+        "steps",
+        "learning_rate",
+        "seed",
+        "device",
     )
     settings = TrainSettings(**{names.get(name, name): value for name, value in options.items()})
     work = arguments.work or arguments.bundle.with_name(arguments.bundle.name + ".distill")

@@ -19,8 +19,18 @@ _OF_EXPORTS = (
     *("pair", "bundle", "target", "draft", "head", "recipe", "output", "draft_via", "draft_recipe", "head_recipe"),
     *("draft_vocab", "draft_vocab_text", "draft_device", "context", "taps"),
 )
-# Those that a bundle's new head has.
+# Those that a bundle's new head has, and its new draft.
 _OF_HEADS = ("bundle", "head", "head_recipe", "taps", "output")
+_OF_DRAFTS = (
+    "bundle",
+    "draft",
+    "draft_recipe",
+    "draft_via",
+    "draft_vocab",
+    "draft_vocab_text",
+    "draft_device",
+    "output",
+)
 
 
 def add(commands: Any) -> None:
@@ -40,6 +50,7 @@ def add(commands: Any) -> None:
         "edge-spec export --pair models/qwen2.5-coder-1.5b.toml --output coder.pair",
         "edge-spec export --target Qwen/Qwen3-1.7B --head AngelSlim/Qwen3-1.7B_eagle3 --output qwen3.pair",
         "edge-spec export --bundle coder.pair --head ./my-head",
+        "edge-spec export --bundle coder.pair --draft ./my-draft --draft-vocab 8k",
     )
     models = parser.add_argument_group("models")
     models.add_argument(
@@ -52,7 +63,7 @@ def add(commands: Any) -> None:
     models.add_argument(
         "--head", metavar="HEAD", help="a small network that drafts from the target's hidden states, such as EAGLE-3"
     )
-    models.add_argument("--bundle", metavar="DIR", help="give a bundle that is there a --head, or replace its own")
+    models.add_argument("--bundle", metavar="DIR", help="give a bundle that is there a --head or a --draft")
     models.add_argument("--offline", action="store_true", help="take what is on the hub from its local cache only")
     models.add_argument("--list", action="store_true", help="print the recipes that are shipped, and export nothing")
     models.add_argument("--via", choices=EXPORTERS, default="native", help="who writes the target's graph (native)")
@@ -121,7 +132,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.head is None and given(arguments, "head_recipe"):
         arguments.usage_error("--head-recipe is about a head, and there is none: give --head")
     if arguments.bundle is not None:
-        return _add_head(arguments)
+        return _add(arguments)
     if arguments.output is None:
         arguments.usage_error("the following arguments are required: --output")
     models = _models(arguments)
@@ -150,27 +161,41 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _add_head(arguments: argparse.Namespace) -> int:
-    """Give a bundle a head."""
-    if arguments.head is None:
-        arguments.usage_error("--bundle is given a head: give --head")
-    others = given(arguments, *(name for name in _OF_EXPORTS if name not in _OF_HEADS))
+def _add(arguments: argparse.Namespace) -> int:
+    """Give a bundle a head or a draft."""
+    if (arguments.head is None) == (arguments.draft is None):
+        arguments.usage_error("--bundle is given a head or a draft: give --head or --draft, not both")
+    own = _OF_DRAFTS if arguments.head is None else _OF_HEADS
+    others = given(arguments, *(name for name in _OF_EXPORTS if name not in own))
     if others:
         arguments.usage_error(f"--bundle is there already; leave out --{next(iter(others)).replace('_', '-')}")
-    from edge_spec.export.add_head import add_head
+    from edge_spec.export import add_draft, add_head
     from edge_spec.progress_bars import ProgressBars
 
+    common = {name: getattr(arguments, name) for name in ("output", "overwrite", "offline")}
     with ProgressBars() as progress:
-        report = add_head(
-            arguments.bundle,
-            arguments.head,
-            output=arguments.output,
-            recipe=arguments.head_recipe,
-            taps=arguments.taps,
-            overwrite=arguments.overwrite,
-            offline=arguments.offline,
-            progress=progress,
-        )
+        if arguments.head is not None:
+            report = add_head(
+                arguments.bundle,
+                arguments.head,
+                recipe=arguments.head_recipe,
+                taps=arguments.taps,
+                progress=progress,
+                **common,
+            )
+        else:
+            report = add_draft(
+                arguments.bundle,
+                arguments.draft,
+                recipe=arguments.draft_recipe,
+                via=arguments.draft_via or "native",
+                check=not arguments.no_check,
+                progress=progress,
+                **given(arguments, "draft_device", "draft_vocab", "draft_vocab_text"),
+                **common,
+            )
+    for note in report.notes:
+        print(note, file=sys.stderr)
     print_manifest(report.path, report.manifest, arguments.json)
     return 0
 
@@ -182,7 +207,7 @@ def _models(arguments: argparse.Namespace) -> dict[str, Any]:
         if recipe is None or recipe in RECIPES:
             arguments.usage_error("one of --target and --pair is required, or the name of a pair as --recipe")
         pair, recipe = recipe, None
-    from edge_spec.export.pair import draft_devices
+    from edge_spec.export.draft_place import draft_devices
     from edge_spec.export.recipe import runs_on
     from edge_spec.export.shipped_recipes import find_pair_recipe, require_pair_name, require_storage_name
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import onnx
+import onnx_ir as ir
 
 from edge_spec.distill.tapped_text import TOP_TOKENS
+from edge_spec.export.graph_taps import set_taps
 from edge_spec.export.rotation import Rotation
-from edge_spec.manifest import tap_name
 
 # Inputs of GroupQueryAttention.
 _BIAS_INPUT = 10
-_BATCHED = ("input_ids", "position_ids", "seqlens_k", "past_key_values.", "present.")
+_BATCHED = ("input_ids", "position_ids", "seqlens_k", "past_key_values.", "present.", "hidden.")
 
 
 def batch_graph(
@@ -39,45 +39,34 @@ def batch_graph(
 
     Args:
         path: a native graph for the CPU.
-        taps: layers, from 1 to ``layers``, after which the residual stream is wanted.
+        taps: layers, from 1 to ``layers``, after which the residual stream is wanted; there may be none.
         layers: of the model.
         hidden_size: of the residual stream.
         usable: how many columns of the logits stand for ids.
         window: tokens that layers with a sliding window see.
         formats: those of the model's matrices.
     """
-    model = onnx.load(str(path), load_external_data=False)
+    written = ir.load(str(path))
+    rotation = Rotation(hidden_size) if taps and _is_rotated(written.graph, formats) else None
+    set_taps(written, taps, layers, hidden_size, ir.DataType.FLOAT, rotation)
+    model = ir.to_proto(written)
     graph = model.graph
     del graph.value_info[:]
-    _drop_taps(graph)
     _drop_bias(graph, window)
     for value in (*graph.input, *graph.output):
         if value.name.startswith(_BATCHED):
             value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    presents = [value for value in graph.output if value.name.startswith("present.")]
+    kept = [value for value in graph.output if value.name != "logits"]
     columns = next(value for value in graph.output if value.name == "logits").type.tensor_type.shape.dim[2].dim_value
-    outputs = [
-        *_tap(graph, taps, layers, hidden_size, _is_rotated(graph, formats)),
-        *_select(graph, columns, usable),
-        *presents,
-    ]
+    outputs = [*_select(graph, columns, usable), *kept]
     del graph.output[:]
     graph.output.extend(outputs)
     return model
 
 
-def _is_rotated(graph: onnx.GraphProto, formats: Sequence[object]) -> bool:
+def _is_rotated(graph: ir.Graph, formats: Sequence[object]) -> bool:
     """Tell whether the residual stream is rotated (docs/quantization.md): for w8a8, if no sublayer ends in a norm."""
-    return "w8a8" in formats and all(node.name != "layers.0.post_attention_norm" for node in graph.node)
-
-
-def _drop_taps(graph: onnx.GraphProto) -> None:
-    """Remove the outputs for a head that the target has already; those that are wanted come anew."""
-    kept = [value for value in graph.output if not value.name.startswith("hidden.")]
-    if len(kept) < len(graph.output):
-        del graph.output[:]
-        graph.output.extend(kept)
-        _drop_unread(graph)
+    return "w8a8" in formats and all(node.name != "layers.0.post_attention_norm" for node in graph)
 
 
 def _drop_bias(graph: onnx.GraphProto, window: int | None) -> None:
@@ -101,34 +90,6 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
         if not read.intersection(node.output):
             graph.node.remove(node)
             read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-
-
-def _tap(
-    graph: onnx.GraphProto, taps: Sequence[int], layers: int, hidden_size: int, rotated: bool
-) -> list[onnx.ValueInfoProto]:
-    """Name the residual stream after each of these layers, turned back if it is rotated, and return the outputs."""
-    outputs = []
-    if rotated:
-        # In the graph, whose products do not depend on where a row stands, as those of numpy may.
-        rotation = Rotation(hidden_size).rows(np.eye(hidden_size, dtype=np.float32))
-        graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(rotation.T), "tap.basis"))
-    for tap in taps:
-        name = tap_name(tap)
-        kind, inputs = ("MatMul", ["tap.basis"]) if rotated else ("Identity", [])
-        inputs = [_stream(graph, tap, layers), *inputs]
-        graph.node.append(onnx.helper.make_node(kind, inputs, [name], name=f"tap.{tap}"))
-        shape: list[str | int | None] = ["batch", "rows", hidden_size]
-        outputs.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
-    return outputs
-
-
-def _stream(graph: onnx.GraphProto, tap: int, layers: int) -> str:
-    """The value that is the residual stream after ``tap`` layers."""
-    if tap < layers:
-        norm = next(node for node in graph.node if node.name == f"layers.{tap}.input_norm")
-        return str(norm.output[3])
-    gather = next(node for node in graph.node if node.op_type == "Gather" and "logit_rows" in node.input)
-    return str(gather.input[0])
 
 
 def _select(graph: onnx.GraphProto, columns: int, usable: int) -> list[onnx.ValueInfoProto]:

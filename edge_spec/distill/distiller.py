@@ -11,13 +11,15 @@ from typing import Any
 from edge_spec.bundle import read_manifest
 from edge_spec.distill.prompt_set import PromptSet
 from edge_spec.distill.prompt_source import PromptSource, listed
+from edge_spec.distill.tap_files import HEADER, TapFiles
+from edge_spec.distill.tiny_files import read_draft_ids
 from edge_spec.distill.train_progress import TrainProgress
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.trainer import TrainReport, train
 from edge_spec.distill.verdict import Verdict, judge
 from edge_spec.distill.write_texts import Written, write_texts
 from edge_spec.errors import EdgeSpecError, RequestError
-from edge_spec.export import add_head
+from edge_spec.export import add_draft, add_head
 from edge_spec.export.progress import Progress, silent
 from edge_spec.prompt_file import Opening, Question, read_questions
 
@@ -25,8 +27,8 @@ from edge_spec.prompt_file import Opening, Question, read_questions
 _ASKED_SHARE = 0.1
 _MOST_ASKED = 24
 
-# Where things lie in the working folder.
-TEXTS, HEAD = "texts", "head"
+# Where the texts lie in the working folder; a draft has its kind's name.
+TEXTS = "texts"
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,14 @@ def distill(
     progress: Progress = silent,
     told: Callable[[TrainProgress], None] = lambda report: None,
 ) -> DistillReport:
-    """Train a head for the target of a bundle, and add it to the bundle.
+    """Train a draft for the target of a bundle, and add it to the bundle.
 
     What was done before a run was killed is found in its working folder, and the run goes on from there.
 
     Args:
         bundle: with the target as it will run.
         folder: working folder, for texts and weights.
-        settings: how to train.
+        settings: what to train, and how.
         target: the target's checkpoint; ``None`` for the one that the bundle was made from.
         prompts: file of prompts, as for ``edge-spec bench --replay``; ``None`` for those that ship.
         tokens: of the target's answers to learn from.
@@ -107,12 +109,27 @@ def distill(
         tokens=tokens,
         limit_bytes=limit_bytes,
         batch=batch,
+        taps=_taps(work / TEXTS, settings),
         seed=settings.seed,
         threads=threads,
         progress=progress,
     )
-    training = train(written.files, checkpoint, work / HEAD, settings, told)
-    finished = add_head(path, work / HEAD, output=output, overwrite=overwrite, progress=progress).path
+    draft = work / settings.kind
+    training = train(written.files, checkpoint, draft, settings, told)
+    if settings.kind == "head":
+        added = add_head(path, draft, output=output, overwrite=overwrite, progress=progress)
+    else:
+        # What rounding costs is part of what is measured, so it is not checked.
+        added = add_draft(
+            path,
+            draft,
+            output=output,
+            draft_ids=read_draft_ids(draft),
+            check=False,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    finished = added.path
     verdict = None
     if measured:
         loading = {} if threads is None else {"threads": threads}
@@ -120,6 +137,13 @@ def distill(
             finished, asked(len(written.files)), loading, lambda done, all_: progress("measuring", done, all_)
         )
     return DistillReport(finished, written, training, verdict)
+
+
+def _taps(texts: Path, settings: TrainSettings) -> tuple[int, ...] | None:
+    """What the texts are to be written with: no hidden states if nobody reads them, but any that are there already."""
+    if settings.reads_taps:
+        return None
+    return TapFiles(texts).header.taps if (texts / HEADER).exists() else ()
 
 
 def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int], list[Question]]]:
@@ -150,4 +174,4 @@ def _unused(shipped: PromptSet, used: int) -> list[Question]:
 
 def _asked(shipped: PromptSet, number: int) -> Opening:
     """The messages of a shipped prompt, with what stands in where no answer has been given yet."""
-    return tuple(shipped.opening(number, lambda earlier: ""))  # type: ignore[arg-type]
+    return tuple(shipped.opening(number, lambda earlier: ""))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Which ids a head proposes: those its target is likeliest to need."""
+"""Which ids a draft proposes: those its target is likeliest to need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a head's distribution is from the target's."""
+"""How far a draft's distribution is from the target's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def draft_losses(logits: Tensor, columns: Tensor, probabilities: Tensor) -> tupl
     """Cross-entropy, and the share of drafted tokens that would be accepted.
 
     Both are taken over the target's likeliest tokens, as far as the draft vocabulary has them, at their probabilities
-    over the full vocabulary. So a row whose likeliest tokens the head cannot propose counts as little as it can win.
+    over the full vocabulary. So a row whose likeliest tokens the draft cannot propose counts as little as it can win.
 
     Args:
-        logits: float32 [rows, draft vocabulary], the head's.
+        logits: float32 [rows, draft vocabulary], the draft's.
         columns: int64 [rows, k], columns of the target's likeliest tokens.
         probabilities: float32 [rows, k], the target's; 0 where there is no column.
 

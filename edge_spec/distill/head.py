@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from edge_spec.export.rope import Rope, rotary_tables
+from edge_spec.distill.decoder_parts import GatedMlp, Norm, Rotation
+from edge_spec.export.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,6 @@ class HeadConfig:
     context_length: int
 
 
-class Norm(nn.Module):
-    """RMS norm with a gain."""
-
-    def __init__(self, size: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.epsilon = epsilon
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Norm float32 [..., size]."""
-        return functional.rms_norm(values, self.weight.shape, self.weight, self.epsilon)
-
-
 class Attention(nn.Module):
     """The projections of attention; queries, keys and values come from two vectors side by side."""
 
@@ -65,28 +52,13 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.heads * size, config.hidden_size, bias=False)
 
 
-class GatedMlp(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Map float32 [rows, hidden] to the same shape."""
-        mapped: Tensor = self.down_proj(functional.silu(self.gate_proj(values)) * self.up_proj(values))
-        return mapped
-
-
 class Layer(nn.Module):
     """The one decoder layer."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
-        self.mlp = GatedMlp(config)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size)
         self.hidden_norm = Norm(config.hidden_size, config.norm_epsilon)
         self.input_layernorm = Norm(config.hidden_size, config.norm_epsilon)
         self.post_attention_layernorm = Norm(config.hidden_size, config.norm_epsilon)
@@ -98,9 +70,6 @@ class Head(nn.Module):
     The pieces are apart since attention is another at training than at inference.
     """
 
-    cosines: Tensor
-    sines: Tensor
-
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
@@ -108,9 +77,7 @@ class Head(nn.Module):
         self.midlayer = Layer(config)
         self.norm = Norm(config.hidden_size, config.norm_epsilon)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocabulary_size, bias=False)
-        cosines, sines = rotary_tables(Rope(config.rope_theta, config.head_size), config.context_length)
-        self.register_buffer("cosines", torch.from_numpy(cosines)[:, None], persistent=False)
-        self.register_buffer("sines", torch.from_numpy(sines)[:, None], persistent=False)
+        self.rotate = Rotation(Rope(config.rope_theta, config.head_size), config.context_length)
 
     def pairs(self, features: Tensor, embedded: Tensor) -> Tensor:
         """What attention reads: float32 [rows, 2 * hidden], from two times float32 [rows, hidden]."""
@@ -119,13 +86,14 @@ class Head(nn.Module):
     def queries(self, pairs: Tensor, positions: Tensor) -> Tensor:
         """Rotated queries, float32 [rows, heads, head_size]."""
         projected = self.midlayer.self_attn.q_proj(pairs).unflatten(1, (self.config.heads, self.config.head_size))
-        return self._rotate(projected, positions)
+        rotated: Tensor = self.rotate(projected, positions)
+        return rotated
 
     def keys_and_values(self, pairs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys, and values, each float32 [rows, kv_heads, head_size]."""
         shape = self.config.kv_heads, self.config.head_size
         keys, values = self.midlayer.self_attn.k_proj(pairs), self.midlayer.self_attn.v_proj(pairs)
-        return self._rotate(keys.unflatten(1, shape), positions), values.unflatten(1, shape)
+        return self.rotate(keys.unflatten(1, shape), positions), values.unflatten(1, shape)
 
     def outputs(self, features: Tensor, attended: Tensor) -> Tensor:
         """The features of the next row, float32 [rows, hidden].
@@ -142,8 +110,3 @@ class Head(nn.Module):
         """Logits over the draft vocabulary, float32 [rows, draft vocabulary]."""
         logits: Tensor = self.lm_head(self.norm(outputs))
         return logits
-
-    def _rotate(self, values: Tensor, positions: Tensor) -> Tensor:
-        cosines, sines = self.cosines[positions], self.sines[positions]
-        first, second = values.chunk(2, dim=-1)
-        return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

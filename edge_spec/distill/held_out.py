@@ -1,4 +1,4 @@
-"""How well a head drafts texts that it does not learn from."""
+"""How well a student drafts texts that it does not learn from."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from edge_spec.distill.draft_loss import draft_losses
-from edge_spec.distill.head import Head
-from edge_spec.distill.rollout import roll_out
+from edge_spec.distill.student import Student
 from edge_spec.distill.text_batch import TextBatch
 
 MEASURED_STEPS = 4
@@ -35,40 +33,37 @@ class Acceptance:
     rollouts: int
 
 
-def measure_acceptance(
-    head: Head, embedding: Tensor, draft_ids: Tensor, batches: Iterable[TextBatch], steps: int = MEASURED_STEPS
-) -> Acceptance:
+def measure_acceptance(student: Student, batches: Iterable[TextBatch], steps: int = MEASURED_STEPS) -> Acceptance:
     """Draft from every row of the answers and compare with the target's likeliest tokens.
 
     A text may have been sampled. Where it does not go on with the target's likeliest token, what follows does not tell
-    about greedy drafts, so those are counted up to there only.
+    about greedy drafts, so those are counted up to there only. So the tokens that a draft which counts has read, which
+    are the text's, are its own.
 
     Args:
-        head: the head.
-        embedding: [vocabulary, hidden], the target's.
-        draft_ids: int64 [draft vocabulary], the id of each column of the head's logits.
+        student: drafts.
         batches: the texts.
         steps: tokens to draft.
     """
     tried, right = [0] * steps, [0] * steps
     overlap, rollouts = 0.0, 0
+    draft_ids = torch.from_numpy(student.draft_ids)
     with torch.inference_mode():
         for batch in batches:
             alive = torch.ones(len(batch.starts(0)), dtype=torch.bool, device=batch.token_ids.device)
             rows = batch.starts(0) + 1
-            for step, outcome in enumerate(roll_out(head, embedding, batch, steps)):
+            for step, drafted in enumerate(student.roll_out(batch, steps)):
                 # Rollouts that came to the end of their text are gone.
-                alive, rows = alive[torch.isin(rows + min(step, 1), outcome.rows)], outcome.rows
-                logits = head.logits(outcome.outputs)
-                likeliest = batch.likeliest[outcome.rows]
-                agrees = draft_ids[logits.argmax(1)] == likeliest
+                alive, rows = alive[torch.isin(rows + min(step, 1), drafted.rows)], drafted.rows
+                likeliest = batch.likeliest[drafted.rows]
+                agrees = draft_ids.to(likeliest.device)[drafted.logits.argmax(1)] == likeliest
                 tried[step] += int(alive.sum())
                 alive &= agrees
                 right[step] += int(alive.sum())
-                alive &= batch.token_ids[outcome.rows + 1] == likeliest
+                alive &= batch.token_ids[drafted.rows + 1] == likeliest
                 if not step:
-                    columns, probabilities = batch.columns[outcome.rows], batch.probabilities[outcome.rows]
-                    overlap += float(draft_losses(logits, columns, probabilities)[1].sum())
+                    columns, probabilities = batch.columns[drafted.rows], batch.probabilities[drafted.rows]
+                    overlap += float(draft_losses(drafted.logits, columns, probabilities)[1].sum())
                     rollouts += len(likeliest)
     by_position = tuple(hits / max(tries, 1) for hits, tries in zip(right, tried, strict=True))
     length, reached = 0.0, 1.0

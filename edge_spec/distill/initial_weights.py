@@ -28,6 +28,19 @@ def read_embedding(checkpoint: Checkpoint) -> Tensor:
     return embedding
 
 
+def lm_head_rows(checkpoint: Checkpoint, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Rows of the target's lm_head, float32 [ids, hidden], for ``ids``, int64, ascending."""
+    facts = checkpoint.architecture
+    name = "embed_tokens.weight" if facts.tied_embeddings else "lm_head.weight"
+    found = np.empty((len(ids), facts.hidden_size), np.float32)
+    for start in range(0, facts.logits_size, _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, facts.logits_size)
+        first, last = np.searchsorted(ids, (start, stop))
+        if first < last:
+            found[first:last] = checkpoint.rows(name, start, stop)[ids[first:last] - start]
+    return found
+
+
 def head_config(
     checkpoint: Checkpoint, tap_layers: tuple[int, ...], draft_vocabulary_size: int, intermediate_size: int | None
 ) -> HeadConfig:
@@ -70,13 +83,7 @@ def initial_head(
         for parameter in head.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0.0, _SPREAD, generator=generator)
-        name = "embed_tokens.weight" if checkpoint.architecture.tied_embeddings else "lm_head.weight"
-        for row in range(0, config.vocabulary_size, _ROWS_AT_ONCE):
-            stop = min(row + _ROWS_AT_ONCE, config.vocabulary_size)
-            kept = np.flatnonzero((draft_ids >= row) & (draft_ids < stop))
-            if len(kept):
-                rows = checkpoint.rows(name, row, stop)[draft_ids[kept] - row]
-                head.lm_head.weight[torch.from_numpy(kept)] = torch.from_numpy(rows)
+        head.lm_head.weight.copy_(torch.from_numpy(lm_head_rows(checkpoint, draft_ids)))
         head.norm.weight.copy_(torch.from_numpy(read_final_norm(checkpoint)))
         if start == "target":
             _take_last_layer(head, checkpoint)

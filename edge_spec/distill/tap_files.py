@@ -34,8 +34,8 @@ class TapHeader:
     """What the texts of a folder come from.
 
     Attributes:
-        bundle_digest: of the part of a bundle that wrote them, its target.
-        taps: layers after which the residual stream was taken.
+        target_digest: of what decides what the target writes: its weights, tokenizer and chat template.
+        taps: layers after which the residual stream was taken; there may be none.
         hidden_size: elements of each tap.
         top_tokens: likeliest tokens kept of each row.
         seed: of prompts and sampling.
@@ -43,7 +43,7 @@ class TapHeader:
         max_new_tokens: longest answer.
     """
 
-    bundle_digest: str
+    target_digest: str
     taps: tuple[int, ...]
     hidden_size: int
     top_tokens: int

@@ -58,7 +58,7 @@ class TargetBatch:
 
         Args:
             bundle: a validated one for the CPU.
-            taps: layers from 1 to the last.
+            taps: layers from 1 to the last; none, if no hidden states are wanted.
             slots: texts at a time.
             capacity: most tokens of a text.
             threads: of the CPU; ``None`` for ONNX Runtime's choice.
@@ -73,7 +73,7 @@ class TargetBatch:
             raise RequestError(
                 f"{bundle.path} has no native graph for the CPU with a float32 cache; export the target for the CPU."
             )
-        if not taps or not all(1 <= tap <= facts.layers for tap in taps):
+        if not all(1 <= tap <= facts.layers for tap in taps):
             raise RequestError(f"taps are {list(taps)}, expected layers from 1 to {facts.layers}.")
         self.slots, self.capacity, self.taps = slots, capacity, tuple(taps)
         self.hidden_size = facts.hidden_size
@@ -144,15 +144,13 @@ class TargetBatch:
 
     def tapped(
         self,
-        hidden: Sequence[npt.NDArray[np.float32]],
+        hidden: npt.NDArray[np.float32],
         top_ids: npt.NDArray[np.int64],
         top_logits: npt.NDArray[np.float32],
         log_sum_exp: npt.NDArray[np.float32],
     ) -> TappedRows:
-        """Make rows of what a call has written: hidden [batch, rows, D], the others [batch, logit rows, ...]."""
-        stream = np.stack(hidden, axis=2).reshape(-1, self.hidden_size)
-        np.clip(stream, -_LARGEST_HALF, _LARGEST_HALF, out=stream)
-        taps = stream.astype(np.float16).reshape(-1, len(self.taps) * self.hidden_size)
+        """Make rows of what a call has written: hidden [rows, taps * D], the others [batch, logit rows, ...]."""
+        taps = np.clip(hidden, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
         logits = top_logits.reshape(-1, self.top_tokens)
         log_probs = np.maximum(logits - log_sum_exp.reshape(-1, 1), -_LARGEST_HALF).astype(np.float16)
         return TappedRows(taps, top_ids.reshape(-1, self.top_tokens).astype(np.int32), logits.copy(), log_probs)
@@ -208,4 +206,6 @@ class _Call:
         self.inputs["seqlens_k"][:] = lengths + self._rows - 1
         self.inputs["total_sequence_length"][()] = lengths.max() + self._rows
         self._target.run_bound(self._binding)
-        return self._target.tapped(self._hidden, *self._top)
+        none = np.empty((lengths.size, self._rows, 0), np.float32)
+        hidden = np.concatenate([none, *self._hidden], axis=2)
+        return self._target.tapped(hidden.reshape(lengths.size * self._rows, hidden.shape[2]), *self._top)

@@ -18,7 +18,7 @@ class Span:
 
     Attributes:
         start: its first row.
-        rows: rows that a head has for it: one for each token but the last two, which no row is followed by.
+        rows: rows that a draft has for it: one for each token but the last two, which no row is followed by.
         first: the first of those rows that a rollout starts from. It reads the first token of the answer.
     """
 
@@ -39,7 +39,7 @@ class TextBatch:
         spans: where each text lies.
         token_ids: int64 [n].
         positions: int64 [n], of each token in its text.
-        taps: float32 [n, taps * hidden].
+        taps: float32 [n, taps * hidden]; no columns if nobody reads them.
         columns: int64 [n, k], the likeliest next tokens after each token as columns of the draft vocabulary; 0 for
             those it lacks.
         probabilities: float32 [n, k], theirs; 0 for those the draft vocabulary lacks.
@@ -77,13 +77,14 @@ def first_rollout(prompt_length: int) -> int:
     return max(prompt_length - 1, 0)
 
 
-def pack(texts: Sequence[TappedText], column_of: Tensor, most: int) -> TextBatch:
+def pack(texts: Sequence[TappedText], column_of: Tensor, most: int, with_taps: bool = True) -> TextBatch:
     """Lay texts out one behind the other.
 
     Args:
         texts: at least one.
         column_of: int64 [vocabulary], the column of each id in the draft vocabulary; -1 for those it lacks.
         most: tokens of a text that are taken.
+        with_taps: whether somebody reads the taps.
     """
     lengths = [min(len(text.token_ids), most) for text in texts]
     offsets = np.cumsum([0, *lengths[:-1]]).tolist()
@@ -104,7 +105,7 @@ def pack(texts: Sequence[TappedText], column_of: Tensor, most: int) -> TextBatch
         spans=spans,
         token_ids=joined("token_ids", torch.int64),
         positions=torch.cat([torch.arange(length) for length in lengths]),
-        taps=joined("taps", torch.float32),
+        taps=joined("taps", torch.float32) if with_taps else torch.empty(sum(lengths), 0),
         columns=columns.clamp_(min=0),
         probabilities=probabilities,
         likeliest=top_ids[:, 0],

@@ -31,13 +31,13 @@ class TextSurvey:
     shares: npt.NDArray[np.float64]
 
 
-def survey(files: TapFiles, vocabulary_size: int, tap_width: int, settings: TrainSettings) -> TextSurvey:
+def survey(files: TapFiles, vocabulary_size: int, tap_width: int | None, settings: TrainSettings) -> TextSurvey:
     """Look at all texts. Those whose answers are too short to draft in are left out.
 
     Args:
         files: the texts.
         vocabulary_size: ids of the target.
-        tap_width: columns that the taps must have.
+        tap_width: columns that the taps must have; ``None`` if nobody reads them.
         settings: of the run.
 
     Raises:
@@ -75,8 +75,8 @@ def survey(files: TapFiles, vocabulary_size: int, tap_width: int, settings: Trai
     return TextSurvey(lengths, training, np.sort(np.array(held, np.int64)), shares)
 
 
-def _require_fit(text: TappedText, index: int, vocabulary_size: int, tap_width: int) -> None:
-    if text.taps.shape[1] != tap_width:
+def _require_fit(text: TappedText, index: int, vocabulary_size: int, tap_width: int | None) -> None:
+    if tap_width is not None and text.taps.shape[1] != tap_width:
         raise EdgeSpecError(
             f"Text {index} has taps of {text.taps.shape[1]} columns; expected {tap_width}, one of the target's "
             "hidden size for each tap. Were the texts written by this target?"

@@ -13,18 +13,25 @@ from edge_spec.errors import EdgeSpecError
 # What may change between a run and the one that takes it up again.
 _CHANGEABLE = ("minutes", "epochs", "patience", "save_minutes", "device")
 
+# What is trained: a head that reads the target's hidden states, or a draft model of a few of its layers.
+Kind = Literal["head", "tiny"]
+# What only one kind has.
+_OWN: dict[Kind, tuple[str, ...]] = {"head": ("intermediate_size", "steps", "depth_weight"), "tiny": ("layers",)}
+
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a head is trained.
+    """How a draft is trained.
 
     Attributes:
         minutes: how long to train; ``None`` for no limit. Saves and held-out texts are counted in.
         epochs: how often to read each text; ``None`` for no limit. One of the two is needed.
-        draft_vocabulary: ids that the head proposes at most.
-        intermediate_size: of the MLP; ``None`` for the target's.
-        steps: how many steps of its own drafting the head learns from.
+        kind: of draft.
+        draft_vocabulary: ids that the draft proposes at most.
+        intermediate_size: of a head's MLP; ``None`` for the target's.
+        steps: how many steps of its own drafting a head learns from.
         depth_weight: how much each step weighs, in terms of the one before.
+        layers: of a tiny model.
         learning_rate: the highest one.
         warmup_steps: steps until it is reached; after that it falls as a cosine.
         weight_decay: of the matrices.
@@ -38,17 +45,20 @@ class TrainSettings:
         save_minutes: minutes from one saved state to the next; 0 for every step.
         seed: of the weights and of the order of the texts.
         device: ``cpu`` or ``cuda``.
-        start: what weights to start from: those of the target's last layer, or random ones. The embedding, the final
-            norm and lm_head are the target's in any case.
-        start_from: folder of a head to go on from instead; it says which ids are proposed, and the MLP's size.
+        start: what weights to start from: those of the target (a head has its last layer, a tiny model some of them,
+            evenly spaced), or random ones. The embedding, the final norm and lm_head are the target's in any case.
+        start_from: folder of a draft of this kind to go on from instead; it says which ids are proposed, and how large
+            a head's MLP is or how many layers a tiny model has.
     """
 
     minutes: float | None = None
     epochs: float | None = None
+    kind: Kind = "head"
     draft_vocabulary: int = 8192
     intermediate_size: int | None = None
     steps: int = 3
     depth_weight: float = 0.8
+    layers: int = 2
     learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
@@ -69,11 +79,17 @@ class TrainSettings:
         """Raise EdgeSpecError for a value out of its range."""
         if self.minutes is None and self.epochs is None:
             raise EdgeSpecError("Training needs an end: give minutes, epochs, or both.")
+        if self.kind not in _OWN:
+            raise EdgeSpecError(f"kind is {self.kind!r}; expected 'head' or 'tiny'.")
+        for kind, names in _OWN.items():
+            for name in names:
+                if kind != self.kind and getattr(self, name) != getattr(TrainSettings, name):
+                    raise EdgeSpecError(f"{name} is for kind={kind!r}, but the kind is {self.kind!r}; leave it out.")
         for name in ("minutes", "epochs", "learning_rate", "clip"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise EdgeSpecError(f"{name} is {value}; expected a number above 0.")
-        counts = ("draft_vocabulary", "steps", "batch_tokens", "evaluate_every", "patience")
+        counts = ("draft_vocabulary", "steps", "layers", "batch_tokens", "evaluate_every", "patience")
         for name in (*counts, "held_out_tokens"):
             if getattr(self, name) < 1:
                 raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 1 or more.")
@@ -91,8 +107,14 @@ class TrainSettings:
         if self.start not in ("target", "random"):
             raise EdgeSpecError(f"start is {self.start!r}; expected 'target' or 'random'.")
 
+    @property
+    def reads_taps(self) -> bool:
+        """Whether the texts need the target's hidden states."""
+        return self.kind == "head"
+
     def fixed(self) -> dict[str, Any]:
-        """What must not change between a run and the one that takes it up again."""
+        """What must not change between a run and the one that takes it up again; it tells the kind by what it has."""
         settings = dataclasses.asdict(self)
         settings["start_from"] = None if self.start_from is None else os.fspath(self.start_from)
-        return {name: value for name, value in settings.items() if name not in _CHANGEABLE}
+        others = [name for kind, names in _OWN.items() if kind != self.kind for name in names]
+        return {name: value for name, value in settings.items() if name not in (*_CHANGEABLE, "kind", *others)}

@@ -1,4 +1,4 @@
-"""Trains a head for a target from the texts that the target wrote."""
+"""Trains a draft for a target from the texts that the target wrote."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_spec.distill.draft_ids import choose_draft_ids
 from edge_spec.distill.draft_loss import draft_losses
-from edge_spec.distill.head import Head
-from edge_spec.distill.head_files import read_head, write_head
+from edge_spec.distill.head_student import begin_head
 from edge_spec.distill.held_out import Acceptance, measure_acceptance
-from edge_spec.distill.initial_weights import head_config, initial_head, read_embedding
-from edge_spec.distill.rollout import roll_out
+from edge_spec.distill.student import Student
 from edge_spec.distill.tap_files import TapFiles
 from edge_spec.distill.text_batch import TextBatch, pack
 from edge_spec.distill.text_survey import TextSurvey, plan_batches, survey
+from edge_spec.distill.tiny_student import begin_tiny
 from edge_spec.distill.train_progress import TrainProgress, forget_after
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.training_state import TrainingState
@@ -43,11 +41,11 @@ class TrainReport:
     """How a run ended.
 
     Attributes:
-        folder: where the best head was written.
+        folder: where the best draft was written.
         steps: batches learnt from.
         tokens: tokens read, those of prompts too.
         seconds: time spent.
-        best_length: the accepted length of the head that was written.
+        best_length: the accepted length of the draft that was written.
         reason: why the run is over.
     """
 
@@ -66,15 +64,15 @@ def train(
     settings: TrainSettings,
     progress: Callable[[TrainProgress], None],
 ) -> TrainReport:
-    """Train a head, or go on with a run that was killed.
+    """Train a draft, or go on with a run that was killed.
 
-    Without ``minutes`` one seed gives one head on the same machine with as many threads, whether the run was killed on
+    Without ``minutes`` one seed gives one draft on the same machine with as many threads, whether the run was killed on
     the way or not. With ``minutes`` the learning rate follows the clock.
 
     Args:
         files: texts that the target wrote.
         target_checkpoint: the target's float weights: a GGUF file, a Hugging Face folder or a name on the hub.
-        output_folder: where the head, the log and the state are written; created if need be.
+        output_folder: where the draft, the log and the state are written; created if need be.
         settings: how to train.
         progress: told every some seconds, and of every measurement.
 
@@ -105,15 +103,14 @@ def learning_rate(settings: TrainSettings, step: int, done: float) -> float:
     return settings.learning_rate * rise * fall
 
 
-def batch_loss(head: Head, embedding: Tensor, batch: TextBatch, settings: TrainSettings) -> Tensor:
+def batch_loss(student: Student, batch: TextBatch, settings: TrainSettings) -> Tensor:
     """The loss of a batch: cross-entropy and total variation, over all steps, per rollout."""
-    total = embedding.new_zeros((), dtype=torch.float32)
+    total = torch.zeros((), device=batch.token_ids.device)
     rollouts = 0
-    for step, outcome in enumerate(roll_out(head, embedding, batch, settings.steps)):
-        rollouts = rollouts or len(outcome.rows)
-        logits = head.logits(outcome.outputs)
-        probabilities = batch.probabilities[outcome.rows]
-        cross_entropy, overlap = draft_losses(logits, batch.columns[outcome.rows], probabilities)
+    for step, drafted in enumerate(student.roll_out(batch, student.learned_steps)):
+        rollouts = rollouts or len(drafted.rows)
+        probabilities = batch.probabilities[drafted.rows]
+        cross_entropy, overlap = draft_losses(drafted.logits, batch.columns[drafted.rows], probabilities)
         rows = cross_entropy + probabilities.sum(1) - overlap
         total = total + settings.depth_weight**step * rows.sum()
     return total / max(rollouts, 1)
@@ -133,28 +130,20 @@ class _Run:
         self._files, self._folder, self._settings, self._progress = files, folder, settings, progress
         checkpoint = open_checkpoint(target_checkpoint)
         facts, header = checkpoint.architecture, files.header
-        self._survey: TextSurvey = survey(files, facts.logits_size, len(header.taps) * facts.hidden_size, settings)
-        device = settings.device
-        self._embedding = read_embedding(checkpoint).to(device)
-        if settings.start_from is None:
-            self._draft_ids = choose_draft_ids(self._survey.shares, checkpoint.vocabulary, settings.draft_vocabulary)
-            config = head_config(checkpoint, header.taps, len(self._draft_ids), settings.intermediate_size)
-            self._head = initial_head(checkpoint, config, self._draft_ids, settings.start, settings.seed)
+        tap_width = len(header.taps) * facts.hidden_size if settings.reads_taps else None
+        self._survey: TextSurvey = survey(files, facts.logits_size, tap_width, settings)
+        self._student: Student
+        if settings.kind == "head":
+            self._student = begin_head(checkpoint, header.taps, self._survey.shares, settings)
         else:
-            self._head, self._draft_ids = read_head(settings.start_from)
-            wanted = head_config(checkpoint, header.taps, len(self._draft_ids), self._head.config.intermediate_size)
-            if self._head.config != wanted:
-                raise EdgeSpecError(
-                    f"The head in {settings.start_from} is made for another target: it has {self._head.config}, "
-                    f"expected {wanted}."
-                )
-        self._head.to(device)
+            self._student = begin_tiny(checkpoint, self._survey.shares, settings)
+        ids = torch.from_numpy(self._student.draft_ids)
         self._column_of = torch.full((facts.logits_size,), -1)
-        self._column_of[torch.from_numpy(self._draft_ids)] = torch.arange(len(self._draft_ids))
-        gains = [parameter for parameter in self._head.parameters() if parameter.dim() == 1]
+        self._column_of[ids] = torch.arange(len(ids))
+        parameters = list(self._student.network.parameters())
         groups: list[dict[str, Any]] = [
-            {"params": [parameter for parameter in self._head.parameters() if parameter.dim() > 1]},
-            {"params": gains, "weight_decay": 0.0},
+            {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
+            {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
@@ -165,7 +154,7 @@ class _Run:
             "tokens": int(self._survey.lengths.sum()),
             "target": checkpoint.sha256(),
         }
-        self._state = TrainingState.load(folder, self._made_of, self._head, self._optimizer)
+        self._state = TrainingState.load(folder, self._made_of, self._student.network, self._optimizer)
         forget_after(folder, self._state.step)
         self._batches, self._rate = self._plan(self._state.epoch), 0.0
         self._began = time.monotonic() - self._state.seconds
@@ -205,26 +194,26 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
         batch = self._read(indices)
-        loss = batch_loss(self._head, self._embedding, batch, self._settings)
+        loss = batch_loss(self._student, batch, self._settings)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._head.parameters(), self._settings.clip)
+        torch.nn.utils.clip_grad_norm_(self._student.network.parameters(), self._settings.clip)
         self._optimizer.step()
         state.step, state.batch, state.tokens = state.step + 1, state.batch + 1, state.tokens + len(batch.token_ids)
         self._losses.append(loss.item())
 
     def _read(self, indices: list[int]) -> TextBatch:
         texts = [self._files.read(index) for index in indices]
-        return pack(texts, self._column_of, self._settings.text_tokens).to(self._settings.device)
+        settings = self._settings
+        return pack(texts, self._column_of, settings.text_tokens, settings.reads_taps).to(settings.device)
 
     def _measure(self) -> Acceptance:
-        """Measure on the held-out texts; write the head if it is the best so far."""
+        """Measure on the held-out texts; write the draft if it is the best so far."""
         batches = plan_batches(self._survey.held_out, self._survey.lengths, self._settings.batch_tokens, None)
-        ids = torch.from_numpy(self._draft_ids).to(self._settings.device)
-        measured = measure_acceptance(self._head, self._embedding, ids, map(self._read, batches))
+        measured = measure_acceptance(self._student, map(self._read, batches))
         state = self._state
         if measured.accepted_length > state.best_length:
-            write_head(self._folder, self._head, self._draft_ids)
+            self._student.write(self._folder)
         state.worse = 0 if measured.accepted_length > state.best_length + _BETTER else state.worse + 1
         state.best_length = max(measured.accepted_length, state.best_length)
         if state.worse >= self._settings.patience:
@@ -249,7 +238,7 @@ class _Run:
 
     def _save(self) -> None:
         self._state.seconds = self._now()
-        self._state.save(self._folder, self._made_of, self._head, self._optimizer)
+        self._state.save(self._folder, self._made_of, self._student.network, self._optimizer)
         self._saved = self._now()
 
     def _now(self) -> float:

@@ -12,6 +12,8 @@ import torch
 from edge_spec.errors import EdgeSpecError
 
 STATE = "training.state"
+# What a draft's weights are called in there, whatever its kind: runs that began with heads can go on.
+_WEIGHTS = "head"
 
 
 @dataclass
@@ -38,17 +40,20 @@ class TrainingState:
     worse: int = 0
     finished: str = ""
 
-    def save(self, folder: Path, run: dict[str, Any], head: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self, folder: Path, run: dict[str, Any], network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
         """Replace what was saved before; a kill leaves the one or the other.
 
         Args:
             folder: exists.
             run: what the run is made of; must be the same when it is taken up again.
-            head: its weights are saved.
+            network: its weights are saved.
             optimizer: its state is saved.
         """
         temporary = folder / f".{STATE}.new"
-        saved = {"run": run, "state": vars(self), "head": head.state_dict(), "optimizer": optimizer.state_dict()}
+        weights = network.state_dict()
+        saved = {"run": run, "state": vars(self), _WEIGHTS: weights, "optimizer": optimizer.state_dict()}
         with temporary.open("wb") as file:
             torch.save(saved, file)
             file.flush()
@@ -57,7 +62,7 @@ class TrainingState:
 
     @classmethod
     def load(
-        cls, folder: Path, run: dict[str, Any], head: torch.nn.Module, optimizer: torch.optim.Optimizer
+        cls, folder: Path, run: dict[str, Any], network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> TrainingState:
         """Take up what was saved in a folder, or begin.
 
@@ -71,7 +76,7 @@ class TrainingState:
             saved = torch.load(path, map_location="cpu", weights_only=True)
             earlier = saved["run"]
             if earlier == run:
-                head.load_state_dict(saved["head"])
+                network.load_state_dict(saved[_WEIGHTS])
                 optimizer.load_state_dict(saved["optimizer"])
                 return cls(**saved["state"])
         except Exception as error:  # torch raises whatever its archive reader and unpickler do

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.distill.batch_writer import BatchWriter, Prompt
@@ -15,9 +15,8 @@ from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
 from edge_spec.errors import RequestError
-from edge_spec.export.heads.write_head import HEAD_FILES
 from edge_spec.export.progress import Progress, silent
-from edge_spec.manifest import Manifest
+from edge_spec.manifest import CHAT_TEMPLATE, TOKENIZER, Manifest
 from edge_spec.runtime.prompt import PromptEncoder
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -48,16 +47,13 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def target_digest(manifest: Manifest) -> str:
-    """SHA-256, in hexadecimal, of what the texts depend on: they stay good when the bundle gets a head or a draft."""
-    target = asdict(manifest.target)
-    del target["graphs"]  # which tell hidden states once there is a head, and compute the same
-    drafts = {graph.path.rpartition("/")[0] for draft in manifest.drafts.values() for graph in draft.graphs}
-    hashes = {
+    """What a folder of texts knows its target by. A bundle keeps it when a draft is added."""
+    files = {
         name: record.sha256
-        for name, record in manifest.files.items()
-        if name not in HEAD_FILES and not name.endswith(".onnx") and name.rpartition("/")[0] not in drafts
+        for name, record in sorted(manifest.files.items())
+        if name in (TOKENIZER, CHAT_TEMPLATE) or (name.startswith("target/model") and name.endswith(".data"))
     }
-    return hashlib.sha256(json.dumps([target, hashes], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def write_texts(
@@ -85,7 +81,7 @@ def write_texts(
         tokens: of answers that are enough; ``None`` for as many as the prompts bring.
         texts: that are enough.
         limit_bytes: most that the folder may take.
-        taps: layers to tap; ``None`` for :func:`default_taps`.
+        taps: layers to tap; ``None`` for :func:`default_taps`, none to keep tokens and their probabilities only.
         seed: of the dice.
         batch: texts at a time.
         max_new_tokens: longest answer.

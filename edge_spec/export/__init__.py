@@ -3,6 +3,7 @@
 from edge_spec.errors import MissingDependencyError
 
 try:
+    from edge_spec.export.add_draft import add_draft
     from edge_spec.export.add_head import add_head
     from edge_spec.export.pair import ExportReport, export_pair
 except ModuleNotFoundError as error:
@@ -12,4 +13,4 @@ except ModuleNotFoundError as error:
         f"Exporting needs the package {error.name!r}: pip install 'edge-spec[cpu,export]'."
     ) from error
 
-__all__ = ["ExportReport", "add_head", "export_pair"]
+__all__ = ["ExportReport", "add_draft", "add_head", "export_pair"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from edge_spec.bundle import new_bundle, open_bundle, read_manifest
+from edge_spec.bundle import open_bundle, read_manifest
 from edge_spec.export.heads.head_folder import open_head_folder
 from edge_spec.export.heads.write_head import HEAD_FILES, write_head
 from edge_spec.export.pair import ExportReport
 from edge_spec.export.progress import Progress, silent
+from edge_spec.export.rebuilt_bundle import rebuilt_bundle
 from edge_spec.export.recipe import DEFAULT_HEAD_RECIPES, Recipe, find_recipe
 
 
@@ -29,8 +28,7 @@ def add_head(
 ) -> ExportReport:
     """Give a bundle a head, in place of any that it has; on any error the bundle is as it was.
 
-    The bundle is written anew beside itself and takes its own place when it is whole. What does not change is linked,
-    so it takes neither time nor space where the file system can do that.
+    The bundle is written anew beside itself and takes its own place when it is whole; what does not change is linked.
 
     Args:
         bundle: folder of the bundle.
@@ -49,27 +47,13 @@ def add_head(
         UnsupportedError: the head is of a kind that is not built.
     """
     opened = open_bundle(bundle, verify=False)
-    manifest, source = opened.manifest, opened.path
+    manifest = opened.manifest
     chosen = find_recipe(recipe or DEFAULT_HEAD_RECIPES[manifest.device], manifest.device)
     checkpoint = open_head_folder(head, offline)
-    final = source if output is None else Path(output)
-    with new_bundle(final, overwrite or output is None) as (folder, seal):
-        kept = {name: record for name, record in manifest.files.items() if name not in HEAD_FILES}
-        for name in kept:
-            _take_over(source / name, folder / name)
-        written = write_head(folder, replace(manifest, head=None, files={}), checkpoint, chosen, taps, progress)
+    with rebuilt_bundle(opened, output, overwrite, lambda name: name in HEAD_FILES) as rebuilt:
+        bare = replace(manifest, head=None, files={})
+        written = write_head(rebuilt.folder, bare, checkpoint, chosen, taps, progress)
         progress("seal", 0, 1)
-        changed = {graph.path for graph in manifest.target.graphs}
-        # Of what was only linked, the hashes are known.
-        seal(replace(written, files={name: record for name, record in kept.items() if name not in changed}))
+        rebuilt.seal(written, replaced={graph.path for graph in manifest.target.graphs})
         progress("seal", 1, 1)
-    return ExportReport(final, read_manifest(final), ())
-
-
-def _take_over(source: Path, copy: Path) -> None:
-    """Put a file of a bundle into another one, without copying it if the file system allows."""
-    copy.parent.mkdir(exist_ok=True)
-    try:
-        os.link(source, copy)
-    except OSError:
-        shutil.copyfile(source, copy)
+    return ExportReport(rebuilt.path, read_manifest(rebuilt.path), ())

@@ -19,7 +19,7 @@ from edge_spec.export.progress import Progress
 from edge_spec.export.quality import TEXT
 from edge_spec.export.respelled_checkpoint import RespelledCheckpoint
 from edge_spec.export.token_ranking import expected_shares, ranked
-from edge_spec.export.vocabulary_match import match_vocabularies, spelled_by
+from edge_spec.export.vocabulary_match import Spoken, match_vocabularies, spelled_by
 from edge_spec.manifest import DRAFT_IDS, DRAFT_TOKENIZER, DraftVocabularyRecord
 
 # Tokens of text that the ranking reads with the model, and most that it counts.
@@ -65,20 +65,22 @@ class DraftSpeech:
 
 
 def choose_speech(
-    target: Checkpoint | OptimumCheckpoint,
+    target: Spoken,
     draft: Checkpoint | OptimumCheckpoint,
     most: int | None,
     texts: Sequence[str | os.PathLike[str]],
     progress: Progress,
+    proposed: Ids | None = None,
 ) -> DraftSpeech:
     """Decide how a draft speaks with its target.
 
     Args:
-        target: the target's checkpoint.
+        target: the target's text side.
         draft: the draft's.
         most: ids that the draft proposes at most; ``None`` for all.
         texts: files of text such as the pair will write, whose tokens come first where not all are kept.
         progress: told how far ranking the tokens is.
+        proposed: int64, ascending, the ids that the draft proposes; instead of ``most`` of them.
 
     Raises:
         CheckpointError: a tokenizer fails.
@@ -93,9 +95,13 @@ def choose_speech(
     rows = np.arange(theirs.size) if own else np.array(match.shared, np.int64)
     ids: Ids = np.flatnonzero(rows >= 0)
     notes = [_note(match.kind, ours, theirs, len(ids))]
-    if most is not None and most < len(ids):
+    every = len(ids)
+    if proposed is not None:
+        ids = np.intersect1d(ids, proposed)
+    elif most is not None and most < every:
         order = _ranking(_with_rows(draft), "\n".join(map(_read_text, texts)), progress)
         ids = _best(ids, rows, order, most, _needed(spoken))
+    if len(ids) < every:
         notes.append(f"Of those, the draft proposes the {len(ids):,} likeliest.")
     elif match.kind == "same":
         return DraftSpeech(draft, None, None, None, tuple(notes))

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import edge_spec
 from edge_spec.bundle import new_bundle, read_manifest
 from edge_spec.errors import CheckpointError, EdgeSpecError
-from edge_spec.export.auto_recipe import Role, choose_recipe
-from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
-from edge_spec.export.draft_chain_graph import ChoiceOfTokens
+from edge_spec.export.draft_place import DraftDevice, check_draft_vocabulary, draft_devices, write_drafts
 from edge_spec.export.draft_vocabulary import choose_speech
 from edge_spec.export.heads.head_folder import open_head_folder
 from edge_spec.export.heads.write_head import write_head
-from edge_spec.export.model import export_model
-from edge_spec.export.optimum_checkpoint import OptimumCheckpoint
-from edge_spec.export.optimum_model import export_optimum_model, optimum_recipe
+from edge_spec.export.measured_model import AnyCheckpoint, export_measured, memory_errors, open_for, recipe_for
 from edge_spec.export.progress import Progress, silent
 from edge_spec.export.recipe import AUTO, DEFAULT_HEAD_RECIPES, DEFAULT_RECIPES, Device, Recipe, find_recipe
 from edge_spec.manifest import CHAT_TEMPLATE, TOKENIZER, Manifest, ModelRecord, Via
 from edge_spec.manifest_check import LARGEST_TEXT
-
-AnyCheckpoint = Checkpoint | OptimumCheckpoint
-
-# What the draft's graphs run on; ``"both"``: once for each, and loading decides.
-DraftDevice = Literal["cpu", "cuda", "both"]
-
-# The folders of a draft for the target's own device, and of one for the CPU beside a target for CUDA.
-_DRAFT_FOLDER, _CPU_DRAFT_FOLDER = "draft", "draft-cpu"
 
 
 @dataclass(frozen=True)
@@ -108,12 +94,12 @@ def export_pair(
         raise EdgeSpecError(f"Unknown device {device!r}; expected one of {', '.join(DEFAULT_RECIPES)}.")
     places = draft_devices(draft_device, device, draft is not None)
     draft_via = draft_via or via
-    target_recipe = _find_recipe(recipe, DEFAULT_RECIPES[device][0], device, via)
+    target_recipe = recipe_for(recipe, DEFAULT_RECIPES[device][0], device, via)
     draft_recipes = {
-        runs_on: _find_recipe(draft_recipe, DEFAULT_RECIPES[runs_on][1], runs_on, draft_via) for runs_on in places
+        runs_on: recipe_for(draft_recipe, DEFAULT_RECIPES[runs_on][1], runs_on, draft_via) for runs_on in places
     }
     if not places:  # a slip in its recipe is told even where there is no draft
-        _find_recipe(draft_recipe, DEFAULT_RECIPES[device][1], device, draft_via)
+        recipe_for(draft_recipe, DEFAULT_RECIPES[device][1], device, draft_via)
     if not check and AUTO in (target_recipe, *draft_recipes.values()):
         raise EdgeSpecError(
             "Recipe 'auto' chooses formats by their measured error, which needs the check of the written graph; leave "
@@ -123,24 +109,17 @@ def export_pair(
         raise EdgeSpecError(
             "taps (--taps) are told by the exporter's own graphs; export the target without via='optimum'."
         )
-    if draft_vocab is not None and (isinstance(draft_vocab, bool) or draft_vocab < 1):
-        raise EdgeSpecError(f"draft_vocab is {draft_vocab!r}, expected a number of ids above zero.")
-    if draft_vocab is not None and draft is None:
-        raise EdgeSpecError("draft_vocab (--draft-vocab) trims a draft, but there is none; name one, or leave it out.")
-    if draft_vocab_text and draft_vocab is None:
-        raise EdgeSpecError(
-            "draft_vocab_text (--draft-vocab-text) says which ids to keep; say how many by draft_vocab (--draft-vocab)."
-        )
+    check_draft_vocabulary(draft is not None, draft_vocab, draft_vocab_text)
     stored_head = find_recipe(head_recipe or DEFAULT_HEAD_RECIPES[device], device)
     if head is not None and via == "optimum":
         raise EdgeSpecError(
             "A head (--head) reads hidden states, which the exporter's own graphs tell; export the target without "
             "via='optimum'."
         )
-    with _memory_errors(), new_bundle(output, overwrite) as (folder, seal):
+    with memory_errors(), new_bundle(output, overwrite) as (folder, seal):
         head_folder = None if head is None else open_head_folder(head, offline)
-        target_checkpoint = _open(target, via, context, offline)
-        draft_checkpoint = None if draft is None else _open(draft, draft_via, None, offline)
+        target_checkpoint = open_for(target, via, context, offline)
+        draft_checkpoint = None if draft is None else open_for(draft, draft_via, None, offline)
         vocabulary = target_checkpoint.vocabulary
         notes = list(_padding_notes(target_checkpoint, draft_checkpoint))
         speech = None
@@ -154,7 +133,7 @@ def export_pair(
         requested = (*((recipe,) if device == "cuda" else ()), *((draft_recipe,) if "cuda" in places else ()))
         if any(asked in (AUTO, AUTO.name) for asked in requested):
             notes.append("Recipe auto is int4 on CUDA, which has no w8a8 to choose from; nothing was measured.")
-        target_record, told = _export(
+        target_record, told = export_measured(
             target_checkpoint,
             folder / "target",
             "target",
@@ -167,14 +146,8 @@ def export_pair(
         notes += told
         drafts: dict[Device, ModelRecord] = {}
         if speech is not None:
-            for runs_on, chosen in draft_recipes.items():
-                written = folder / (_DRAFT_FOLDER if runs_on == device else _CPU_DRAFT_FOLDER)
-                choice = speech.choice(vocabulary)
-                drafts[runs_on], told = _export(
-                    speech.checkpoint, written, "draft", chosen, runs_on, check, progress, choice
-                )
-                notes += told
-            speech.write(folder)
+            drafts, told = write_drafts(folder, speech, vocabulary, device, draft_recipes, check, progress)
+            notes += told
         manifest = Manifest(
             created_by=f"edge-spec {edge_spec.__version__}",
             device=device,
@@ -197,64 +170,6 @@ def export_pair(
         seal(manifest)
         progress("seal", 1, 1)
     return ExportReport(Path(output), read_manifest(Path(output)), tuple(notes))
-
-
-def draft_devices(wanted: DraftDevice | None, device: Device, has_draft: bool) -> tuple[Device, ...]:
-    """What the draft is written for, the target's own device first."""
-    if wanted not in (None, "cpu", "cuda", "both"):
-        raise EdgeSpecError(f"draft_device is {wanted!r}, expected 'cpu', 'cuda' or 'both'.")
-    if wanted is not None and not has_draft:
-        raise EdgeSpecError(
-            "draft_device (--draft-device) says what a draft runs on, but there is none; name one, or leave it out."
-        )
-    if device == "cpu" and wanted not in (None, "cpu"):
-        raise EdgeSpecError(
-            f"draft_device (--draft-device) is {wanted!r}, but the target is for the CPU, and so is its draft; export "
-            "for a GPU with device='cuda' (--device cuda), or leave it out."
-        )
-    if not has_draft:
-        return ()
-    return ("cuda", "cpu") if wanted == "both" else (device if wanted is None else wanted,)
-
-
-def _find_recipe(recipe: str | Recipe | None, default: str, device: Device, via: Via) -> Recipe:
-    return optimum_recipe(recipe, device) if via == "optimum" else find_recipe(recipe or default, device)
-
-
-def _open(source: str | os.PathLike[str], via: Via, context: int | None, offline: bool) -> AnyCheckpoint:
-    if via == "optimum":
-        return OptimumCheckpoint(source, context, offline)
-    return open_checkpoint(source, context, offline)
-
-
-def _export(
-    checkpoint: AnyCheckpoint,
-    folder: Path,
-    role: Role,
-    recipe: Recipe,
-    device: Device,
-    check: bool,
-    progress: Progress,
-    choice: ChoiceOfTokens | None = None,
-    taps: Sequence[int] = (),
-) -> tuple[ModelRecord, tuple[str, ...]]:
-    """Export one model, by a recipe that is chosen first if it is auto, and say what was found out on the way."""
-    if isinstance(checkpoint, OptimumCheckpoint):  # its recipes are never auto
-        return export_optimum_model(checkpoint, folder, recipe, check, progress), ()
-    if recipe != AUTO:
-        return export_model(checkpoint, folder, recipe, device, check, progress, choice, taps), ()
-    chosen = choose_recipe(checkpoint, folder, role, progress)
-    record = export_model(checkpoint, folder, chosen.recipe, device, check, progress, choice, taps)
-    assert record.quality is not None  # auto asks for the check
-    return record, (*chosen.notes, *chosen.warnings(record.quality.mean_kl))
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise EdgeSpecError("There is not enough memory to export this; nothing was written.") from error
 
 
 def _checked_template(template: str, source: str) -> bytes:

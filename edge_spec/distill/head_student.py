@@ -1,0 +1,78 @@
+"""A head in training: it reads the target's hidden states, and behind them its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from edge_spec.distill.draft_ids import choose_draft_ids
+from edge_spec.distill.head import Head
+from edge_spec.distill.head_files import read_head, write_head
+from edge_spec.distill.initial_weights import head_config, initial_head, read_embedding
+from edge_spec.distill.rollout import roll_out
+from edge_spec.distill.student import DraftedStep, Ids
+from edge_spec.distill.text_batch import TextBatch
+from edge_spec.distill.train_settings import TrainSettings
+from edge_spec.errors import EdgeSpecError
+from edge_spec.export.checkpoint import Checkpoint
+
+
+@dataclass
+class HeadStudent:
+    """Implements :class:`~edge_spec.distill.student.Student`.
+
+    Attributes:
+        network: the head.
+        embedding: [vocabulary, hidden], the target's.
+        draft_ids: int64 [draft vocabulary], ascending.
+        learned_steps: how many steps of its own drafting it learns from.
+    """
+
+    network: Head
+    embedding: Tensor
+    draft_ids: Ids
+    learned_steps: int = 3
+
+    def roll_out(self, batch: TextBatch, steps: int) -> Iterator[DraftedStep]:
+        """Let it read its own output from the second step on."""
+        for step in roll_out(self.network, self.embedding, batch, steps):
+            yield DraftedStep(step.rows, self.network.logits(step.outputs))
+
+    def write(self, folder: Path) -> None:
+        """Write its two files."""
+        write_head(folder, self.network, self.draft_ids)
+
+
+def begin_head(
+    checkpoint: Checkpoint, taps: tuple[int, ...], shares: npt.NDArray[np.float64], settings: TrainSettings
+) -> HeadStudent:
+    """A head to start with.
+
+    Args:
+        checkpoint: the target.
+        taps: after how many of its layers the texts have its hidden states.
+        shares: float64 [vocabulary], how often the target expects each id.
+        settings: of the run.
+
+    Raises:
+        EdgeSpecError: the head to go on from is made for another target.
+    """
+    if settings.start_from is None:
+        ids = choose_draft_ids(shares, checkpoint.vocabulary, settings.draft_vocabulary)
+        config = head_config(checkpoint, taps, len(ids), settings.intermediate_size)
+        head = initial_head(checkpoint, config, ids, settings.start, settings.seed)
+    else:
+        head, ids = read_head(settings.start_from)
+        wanted = head_config(checkpoint, taps, len(ids), head.config.intermediate_size)
+        if head.config != wanted:
+            raise EdgeSpecError(
+                f"The head in {settings.start_from} is made for another target: it has {head.config}, expected "
+                f"{wanted}."
+            )
+    device = settings.device
+    return HeadStudent(head.to(device), read_embedding(checkpoint).to(device), ids, settings.steps)
