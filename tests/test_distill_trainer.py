@@ -401,6 +401,8 @@ def test_training_ends_when_the_time_is_over_or_nothing_gets_better(target: Path
     report = train(files, target, tmp_path / "short", short, reports.append)
     assert (report.steps, report.reason) == (1, "the time is over")
     assert reports[-1].acceptance is not None and (report.folder / "model.safetensors").exists()
+    longer = TrainSettings(**{**vars(RUN), "epochs": None, "minutes": 0.01})
+    assert train_quietly(files, target, tmp_path / "short", longer).steps > 1  # a limit can be raised afterwards
     idle = TrainSettings(**{**vars(RUN), "epochs": 100, "learning_rate": 1e-12, "evaluate_every": 1, "patience": 2})
     assert train_quietly(files, target, tmp_path / "idle", idle).steps == 3
 

@@ -165,6 +165,8 @@ class _Run:
     def finish(self) -> TrainReport:
         """Train until the run is over."""
         state = self._state
+        if self._done() < 1 and state.worse < self._settings.patience:
+            state.finished = ""  # a limit was raised
         if state.step == 0 and self._settings.start_from is not None:
             self._report(self._measure())  # what is to be improved on
         while not state.finished:
