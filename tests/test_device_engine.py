@@ -34,7 +34,7 @@ def load(tiny_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> C
         monkeypatch.setattr(
             "edge_spec.runtime.engine.select_provider", lambda device, bundle_device: ["CPUExecutionProvider"]
         )
-        for module in ("engine", "loaded_pair"):
+        for module in ("engine", "loaded_pair", "pair_opener"):
             monkeypatch.setattr(
                 f"edge_spec.runtime.{module}.settings_for", patch or (lambda providers, memory_limit=None: settings)
             )

@@ -20,7 +20,7 @@ from edge_spec.export import export_pair
 from edge_spec.inspection import describe_bundle
 from edge_spec.manifest import Device, Manifest, ModelRecord
 from edge_spec.manifest_check import check_manifest
-from edge_spec.runtime import calibration_cache, loaded_pair
+from edge_spec.runtime import calibration_cache, loaded_pair, pair_opener
 from edge_spec.runtime.calibration import Calibration
 from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.costs import CallCosts, Costs
@@ -65,7 +65,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Device]]:
             role = "target" if record is bundle.manifest.target else "draft"
             models.append((role, bundle.manifest.device_of(record)))
 
-    monkeypatch.setattr(loaded_pair, "Model", Noted)
+    monkeypatch.setattr(pair_opener, "Model", Noted)
     return models
 
 
@@ -208,8 +208,9 @@ def test_the_cpus_draft_is_opened_on_the_cpu_and_the_rest_on_the_gpu(
         return DeviceSettings()
 
     limits: dict[str, int] = {}
-    monkeypatch.setattr(loaded_pair, "settings_for", settings_for)
-    monkeypatch.setattr(loaded_pair, "Model", Noted)
+    for module in (loaded_pair, pair_opener):
+        monkeypatch.setattr(module, "settings_for", settings_for)
+    monkeypatch.setattr(pair_opener, "Model", Noted)
     both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr("edge_spec.runtime.engine.select_provider", lambda device, flavour: both)
     monkeypatch.setattr("edge_spec.runtime.engine.settings_for", settings_for)

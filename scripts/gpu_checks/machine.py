@@ -65,7 +65,8 @@ class Machine:
         with ExitStack() as stack:
             if self.rehearses:
                 stack.enter_context(patch("edge_spec.runtime.engine.select_provider", lambda *given: [CPU_PROVIDER]))
-                stack.enter_context(patch("edge_spec.runtime.loaded_pair.settings_for", lambda *given: _REHEARSED))
+                for module in ("loaded_pair", "pair_opener"):
+                    stack.enter_context(patch(f"edge_spec.runtime.{module}.settings_for", lambda *given: _REHEARSED))
             yield
 
     def engine(self, bundle: Bundle, **options: Any) -> Engine:
