@@ -73,8 +73,8 @@ def test_figures_tell_what_the_answer_cost(visit: Visit) -> None:
         for row in page.locator("#legend li").evaluate_all("rows => rows.map(r => r.innerText)")
     )
     assert legend == {
-        "target": "4", "suffix": "1", "ngram": "1", "recycling": "1", "lookup": "1", "model": "2", "deferred": "–",
-        "grammar": "–", "homemade": "1",
+        "target": "4", "suffix": "1", "ngram": "1", "recycling": "1", "lookup": "1", "model": "2", "head": "–",
+        "deferred": "–", "grammar": "–", "homemade": "1",
     }  # fmt: skip
     page.get_by_label("Show it in the text").uncheck()
     tinted = answers(page).locator(".o-model").first
