@@ -27,6 +27,9 @@ HEADER = "taps.json"
 _FORMAT = "edge-spec tapped texts 1"
 _NAME = re.compile(r"texts-(\d{5})\.bin")
 _ALIGNMENT = 64
+# Of a damaged file no more is read, and no more believed.
+_LONGEST_LINE = 1 << 20
+_MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -188,10 +191,12 @@ class TapFiles:
         number = len(self._files)
         try:
             with path.open("rb") as file:
-                line = file.readline()
+                line = file.readline(_LONGEST_LINE)
                 entries = json.loads(line)
                 offset = len(line)
                 for tokens, prompt in zip(entries["tokens"], entries["prompts"], strict=True):
+                    if type(tokens) is not int or type(prompt) is not int or not 0 < prompt <= tokens <= _MOST_TOKENS:
+                        raise ValueError(f"a text has {str(tokens)[:20]} tokens, {str(prompt)[:20]} of its prompt")
                     self._places.append(_Place(number, offset, tokens, prompt))
                     offset += self._text_bytes(tokens)
                     self.total_tokens += tokens
@@ -199,7 +204,7 @@ class TapFiles:
                 size = os.fstat(file.fileno()).st_size
             if size != offset:
                 raise ValueError(f"it has {size:,} bytes, expected {offset:,}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RequestError(f"{path} is damaged ({error}); remove it and all later ones, and go on.") from None
         self._files.append(path)
         self.stored_bytes += size
@@ -210,10 +215,13 @@ def _read_header(path: Path) -> TapHeader:
         entries = json.loads(path.read_text("utf-8"))
         if entries.pop("format") != _FORMAT:
             raise ValueError("another format")
-        return TapHeader(**{**entries, "taps": tuple(entries["taps"])})
+        header = TapHeader(**{**entries, "taps": tuple(entries["taps"])})
+        if any(type(size) is not int or size < 1 for size in (*header.taps, header.hidden_size, header.top_tokens)):
+            raise ValueError("taps and sizes are to be numbers from 1 on")
+        return header
     except FileNotFoundError:
         raise RequestError(f"{path.parent} holds no tapped texts; expected a folder with {HEADER}.") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"{path} cannot be read ({error}); write the texts anew.") from None
 
 
