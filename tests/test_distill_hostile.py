@@ -197,10 +197,9 @@ def test_two_runs_in_one_folder_are_refused(made: Path, tmp_path: Path, capsys: 
 
 
 def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path) -> None:
+    (tmp_path / ".training.state.new").write_text("half")
     with pytest.raises(EdgeSpecError, match="No space left"), written_whole(tmp_path):
-        (tmp_path / ".training.state.new").write_text("half")
-        with open("/dev/full", "w") as full:  # noqa: PTH123
-            full.write("x")
+        Path("/dev/full").write_text("x")
     assert not list(tmp_path.iterdir())
 
 
@@ -227,3 +226,29 @@ def test_a_bundle_may_be_named_by_where_one_stands(made: Path, tmp_path: Path, m
     arguments = [".", *arguments[4:]]
     assert main(["distill", *arguments, "--output", str(tmp_path / "with-draft")]) == 0
     assert len(TapFiles(tmp_path / "bundle.distill" / "texts"))
+
+
+def test_training_takes_as_many_threads_as_it_is_given(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    work = Path(shutil.copytree(made / "work", tmp_path / "work"))
+    assert main(distill(made, work, "--output", str(tmp_path / "with-draft"))) == 0
+    assert asked == [1, 7]
+
+
+def test_texts_that_could_not_be_written_take_no_space(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Path(shutil.copytree(made / "work", tmp_path / "work"))
+    files = TapFiles(work / "texts")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EdgeSpecError, match="No space left"):
+        files.append([files.read(0)])
+    assert not list((work / "texts").glob(".*"))

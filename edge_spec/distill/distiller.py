@@ -124,7 +124,7 @@ def distill(
                 f"The disk limit of {limit_bytes:,} bytes leaves no room for the first texts; allow more (--disk)."
             )
         draft = work / settings.kind
-        training = train(written.files, checkpoint, draft, settings, told)
+        training = train(written.files, checkpoint, draft, settings, told, threads)
         if settings.kind == "head":
             added = add_head(path, draft, output=output, overwrite=overwrite, progress=progress)
         else:

@@ -54,11 +54,12 @@ class ListedPrompts:
 
     def check(self, encode: Callable[[Opening], object]) -> None:
         """Raise RequestError for the first one that cannot be encoded, before hours are spent on others."""
-        for opening, place in zip(self._openings, self._places, strict=True):
-            try:
+        place = ""
+        try:
+            for opening, place in zip(self._openings, self._places, strict=True):  # noqa: B007 - told if it fails
                 encode(opening)
-            except RequestError as error:
-                raise RequestError(f"{place}: {error}") from None
+        except RequestError as error:
+            raise RequestError(f"{place}: {error}") from None
 
     def __len__(self) -> int:
         """How many there are."""

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -228,12 +229,17 @@ def _read_header(path: Path) -> TapHeader:
 def _write_whole(path: Path, blocks: Sequence[bytes] | Iterator[bytes]) -> None:
     """Write a file so that it appears whole, and is on the disk before it has its name."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        for block in blocks:
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            for block in blocks:
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):  # a full disk has better use for the space
+            partial.unlink()
+        raise
 
 
 def _blocks(texts: Sequence[TappedText]) -> Iterator[bytes]:

@@ -65,6 +65,7 @@ def train(
     output_folder: str | os.PathLike[str],
     settings: TrainSettings,
     progress: Callable[[TrainProgress], None],
+    threads: int | None = None,
 ) -> TrainReport:
     """Train a draft, or go on with a run that was killed.
 
@@ -77,6 +78,7 @@ def train(
         output_folder: where the draft, the log and the state are written; created if need be.
         settings: how to train.
         progress: told every some seconds, and of every measurement.
+        threads: of the CPU; ``None`` for torch's choice.
 
     Raises:
         CheckpointError: the target's weights cannot be read.
@@ -88,7 +90,12 @@ def train(
     except OSError as error:
         raise EdgeSpecError(f"{folder} cannot be written: {error.strerror or error}; name another folder.") from error
     require_device(settings.device)
-    return _Run(files, target_checkpoint, folder, settings, progress).finish()
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads or usual)
+    try:
+        return _Run(files, target_checkpoint, folder, settings, progress).finish()
+    finally:
+        torch.set_num_threads(usual)
 
 
 def require_device(device: str) -> None:

@@ -56,7 +56,8 @@ def written_whole(folder: Path, *others: type[Exception]) -> Iterator[None]:
     except (OSError, *others) as error:
         for leftover in folder.glob(".*.new"):
             leftover.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
+        # What is no OSError tells where in a library it was found, not why.
+        reason = getattr(error, "strerror", None) or "is the disk full?"
         raise EdgeSpecError(
             f"{folder} cannot be written ({reason}); free some space and start the run again: it goes on where it was "
             "saved."
