@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from edge_spec.bundle import MANIFEST
+from edge_spec.bundle import MANIFEST, read_manifest
 from edge_spec.cli import main
 from edge_spec.distill.head_files import CONFIG, WEIGHTS, read_head
 from edge_spec.distill.tap_files import HEADER, TapFiles
 from edge_spec.distill.training_state import STATE
 from edge_spec.distill.work_folder import work_folder, written_whole
 from edge_spec.errors import CheckpointError, EdgeSpecError
-from edge_spec.export import export_pair
+from edge_spec.export import add_head, export_pair
 from tiny_models import CHAT_TEMPLATE, random_model, save_checkpoint
 
 
@@ -252,3 +252,14 @@ def test_texts_that_could_not_be_written_take_no_space(
     with pytest.raises(EdgeSpecError, match="No space left"):
         files.append([files.read(0)])
     assert not list((work / "texts").glob(".*"))
+
+
+@pytest.mark.parametrize("named", ["link", "."])
+def test_a_bundle_behind_a_link_gets_the_draft_itself(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    bundle = Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
+    (tmp_path / "link").symlink_to("bundle")
+    monkeypatch.chdir(bundle if named == "." else tmp_path)
+    add_head(named, made / "work" / "head")
+    assert read_manifest(bundle).head is not None and (tmp_path / "link").is_symlink()

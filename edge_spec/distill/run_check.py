@@ -49,7 +49,7 @@ def check_run(
         if Path(os.path.realpath(work)).is_relative_to(os.path.realpath(folder)):
             raise EdgeSpecError(f"The working folder {work} lies in the bundle {folder}; name another (--work).")
     require_replaceable(bundle if output is None else output, overwrite or output is None)
-    _require_writable((bundle if output is None else output).absolute().parent)
+    _require_writable(Path(os.path.realpath(bundle) if output is None else output).absolute().parent)
     opened = open_checkpoint(checkpoint)
     facts, expected = opened.architecture, manifest.target.architecture
     for name in _SIZES:

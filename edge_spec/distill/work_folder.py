@@ -51,9 +51,10 @@ def written_whole(folder: Path, *others: type[Exception]) -> Iterator[None]:
     Raises:
         EdgeSpecError: it could not be written; what was there before is there still.
     """
+    failures: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except (OSError, *others) as error:
+    except failures as error:
         for leftover in folder.glob(".*.new"):
             leftover.unlink(missing_ok=True)
         # What is no OSError tells where in a library it was found, not why.
