@@ -116,11 +116,11 @@ def new_bundle(
     """
     final = Path(output)
 
-    def require_replaceable(path: Path) -> None:
+    def may_go(path: Path) -> None:
         _refuse_occupied(path, final, overwrite)
 
     try:
-        with new_folder(final, require_replaceable, _ENTRIES) as (staging, finish):
+        with new_folder(final, may_go, _ENTRIES) as (staging, finish):
 
             def seal(manifest: Manifest) -> None:
                 _seal(staging, manifest)
@@ -129,6 +129,14 @@ def new_bundle(
             yield staging, seal
     except OSError as error:
         raise _write_error(final, error) from error
+
+
+def require_replaceable(output: Path, overwrite: bool) -> None:
+    """Raise BundleError if a new bundle could not take the place ``output``, as :func:`new_bundle` does."""
+    try:
+        _refuse_occupied(output, output, overwrite)
+    except OSError as error:
+        raise _read_error(output, error) from error
 
 
 def _check_file(folder: Path, name: str, record: FileRecord, verify: bool) -> None:

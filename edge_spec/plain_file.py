@@ -65,7 +65,8 @@ def open_regular(path: Path, within: Path) -> IO[bytes]:
         NotPlainError: it is no file, or leads out of the folder and is not of the hub's cache.
         OSError: it is missing or may not be read.
     """
-    home, real = within.resolve(), path.resolve(strict=True)
+    # Not Path.resolve, which raises RuntimeError on a loop of links before Python 3.13.
+    home, real = Path(os.path.realpath(within)), Path(os.path.realpath(path, strict=True))
     checkpoint = home.parent.parent
     blobs = (checkpoint / "blobs", checkpoint.parent / "blobs" / real.parent.name)
     in_cache = within.parent.name == "snapshots" and real.parent in blobs

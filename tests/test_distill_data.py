@@ -331,7 +331,7 @@ def test_a_target_with_a_template_answers_shipped_prompts(tiny_bundle: Callable[
 def test_recorded_prompts_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Once"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n{"token_ids": [1, 2]}\n')
-    prompts = listed(read_questions(path, recorded=True))
+    prompts = listed(read_questions(path, recorded=True), path)
     openings = [prompts.opening(number, str) for number in range(len(prompts))]
     assert openings == ["Once", ({"role": "user", "content": "Hi"},), (1, 2)]
     with pytest.raises(RequestError, match="cannot be read"):

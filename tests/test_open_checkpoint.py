@@ -77,3 +77,9 @@ def test_what_cannot_be_looked_at_is_refused_by_name(
     monkeypatch.setattr(Path, "stat", stat)
     with pytest.raises(CheckpointError, match=f"cannot read '{source}': (File name too long|Permission denied); check"):
         open_checkpoint(source)
+
+
+def test_a_loop_of_links_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match="config.json"):
+        open_checkpoint(tmp_path)

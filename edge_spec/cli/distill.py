@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from edge_spec.distill.distiller import DistillReport
     from edge_spec.distill.train_progress import TrainProgress
 
+_MOST_DIGITS = 15
 # Options that only one kind of draft has.
 _OF_KINDS = {"steps": "head", "layers": "tiny"}
 
@@ -77,7 +79,7 @@ def add(commands: Any) -> None:
 def _count(text: str) -> int:
     """Read a number, in thousands where it ends with a k, in millions where it ends with an m."""
     digits, unit = (text[:-1], {"k": 1000, "m": 1_000_000}[text[-1].lower()]) if text[-1:] in "kKmM" else (text, 1)
-    if not digits.isdecimal() or not int(digits):
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or not int(digits):
         raise argparse.ArgumentTypeError(f"{text!r} is no number, expected one such as 300k or 300000")
     return int(digits) * unit
 
@@ -109,16 +111,17 @@ def _distill(arguments: argparse.Namespace) -> int:
         "device",
     )
     settings = TrainSettings(**{names.get(name, name): value for name, value in options.items()})
-    work = arguments.work or arguments.bundle.with_name(arguments.bundle.name + ".distill")
+    beside = Path(os.path.abspath(arguments.bundle))  # noqa: PTH100 - "." has no name, and a link keeps its own
+    work = arguments.work or beside.parent / f"{beside.name}.distill"
     with ProgressBars() as progress:
         report = distill(
             arguments.bundle,
             work,
             settings,
             **given(arguments, "target", "prompts", "output", "threads"),
-            tokens=arguments.tokens or 300_000,
-            limit_bytes=parse_size(arguments.disk or "8GiB"),
-            batch=arguments.batch or 64,
+            tokens=300_000 if arguments.tokens is None else arguments.tokens,
+            limit_bytes=parse_size("8GiB" if arguments.disk is None else arguments.disk),
+            batch=64 if arguments.batch is None else arguments.batch,
             overwrite=arguments.overwrite,
             measured=not arguments.no_bench,
             progress=progress,

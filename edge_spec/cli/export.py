@@ -14,6 +14,7 @@ from edge_spec.cli.recipe_list import print_recipes
 EXPORTERS = ("native", "optimum")
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32", "auto")
 HEAD_RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
+_MOST_DIGITS = 15
 # Options that the list of recipes has no use for.
 _OF_EXPORTS = (
     *("pair", "bundle", "target", "draft", "head", "recipe", "output", "draft_via", "draft_recipe", "head_recipe"),
@@ -108,7 +109,7 @@ def add(commands: Any) -> None:
 def _count(text: str) -> int:
     """Read a number of ids, in thousands (1,024) where it ends with a k."""
     digits, thousands = (text[:-1], 1024) if text[-1:] in "kK" else (text, 1)
-    if not digits.isdecimal() or not int(digits):
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or not int(digits):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ids, expected one such as 32k or 32768")
     return int(digits) * thousands
 

@@ -11,12 +11,14 @@ from typing import Any
 from edge_spec.bundle import read_manifest
 from edge_spec.distill.prompt_set import PromptSet
 from edge_spec.distill.prompt_source import PromptSource, listed
+from edge_spec.distill.run_check import check_run
 from edge_spec.distill.tap_files import HEADER, TapFiles
 from edge_spec.distill.tiny_files import read_draft_ids
 from edge_spec.distill.train_progress import TrainProgress
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.trainer import TrainReport, train
 from edge_spec.distill.verdict import Verdict, judge
+from edge_spec.distill.work_folder import work_folder
 from edge_spec.distill.write_texts import Written, write_texts
 from edge_spec.errors import EdgeSpecError, RequestError
 from edge_spec.export import add_draft, add_head
@@ -102,33 +104,40 @@ def distill(
     manifest = read_manifest(path)
     checkpoint = manifest.target.source if target is None else os.fspath(target)
     source, asked = _sources(None if prompts is None else Path(prompts), settings.seed)
-    written = write_texts(
-        path,
-        source,
-        work / TEXTS,
-        tokens=tokens,
-        limit_bytes=limit_bytes,
-        batch=batch,
-        taps=_taps(work / TEXTS, settings),
-        seed=settings.seed,
-        threads=threads,
-        progress=progress,
-    )
-    draft = work / settings.kind
-    training = train(written.files, checkpoint, draft, settings, told)
-    if settings.kind == "head":
-        added = add_head(path, draft, output=output, overwrite=overwrite, progress=progress)
-    else:
-        # What rounding costs is part of what is measured, so it is not checked.
-        added = add_draft(
+    place = None if output is None else Path(output)
+    check_run(path, manifest, checkpoint, work, place, overwrite, settings, threads)
+    with work_folder(work):
+        written = write_texts(
             path,
-            draft,
-            output=output,
-            draft_ids=read_draft_ids(draft),
-            check=False,
-            overwrite=overwrite,
+            source,
+            work / TEXTS,
+            tokens=tokens,
+            limit_bytes=limit_bytes,
+            batch=batch,
+            taps=_taps(work / TEXTS, settings),
+            seed=settings.seed,
+            threads=threads,
             progress=progress,
         )
+        if written.full and len(written.files) < 2:
+            raise RequestError(
+                f"The disk limit of {limit_bytes:,} bytes leaves no room for the first texts; allow more (--disk)."
+            )
+        draft = work / settings.kind
+        training = train(written.files, checkpoint, draft, settings, told, threads)
+        if settings.kind == "head":
+            added = add_head(path, draft, output=output, overwrite=overwrite, progress=progress)
+        else:
+            # What rounding costs is part of what is measured, so it is not checked.
+            added = add_draft(
+                path,
+                draft,
+                output=output,
+                draft_ids=read_draft_ids(draft),
+                check=False,
+                overwrite=overwrite,
+                progress=progress,
+            )
     finished = added.path
     verdict = None
     if measured:
@@ -161,7 +170,7 @@ def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int]
     kept = questions[::every][:count]
     asked = {question.line for question in kept}
     others = [question for question in questions if question.line not in asked]
-    return listed(others), lambda used: kept
+    return listed(others, file), lambda used: kept
 
 
 def _unused(shipped: PromptSet, used: int) -> list[Question]:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from edge_spec.distill.half_weights import half_weights
 from edge_spec.distill.head import Head, HeadConfig
 from edge_spec.errors import CheckpointError
 
@@ -28,7 +29,7 @@ def write_head(folder: Path, head: Head, draft_ids: npt.NDArray[np.int64]) -> No
         draft_ids: int64 [draft vocabulary], ascending: the target's id of each column. Stored as ``d2t``, their
             distance from the column, and ``t2d``, which ids of the target are among them.
     """
-    tensors = {name: value.detach().cpu().half().contiguous() for name, value in head.state_dict().items()}
+    tensors = half_weights(head.state_dict())
     ids = torch.from_numpy(draft_ids)
     tensors["d2t"] = ids - torch.arange(len(ids))
     kept = torch.zeros(head.config.vocabulary_size, dtype=torch.bool)
@@ -48,17 +49,38 @@ def read_head(folder: str | os.PathLike[str]) -> tuple[Head, npt.NDArray[np.int6
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    path = Path(folder)
+    path, config = Path(folder), read_head_config(folder)
     try:
-        config = _from_json(json.loads((path / CONFIG).read_text("utf-8")))
         tensors = load_file(path / WEIGHTS)
-        ids = tensors.pop("d2t") + torch.arange(config.draft_vocabulary_size)
+        ids = (tensors.pop("d2t") + torch.arange(config.draft_vocabulary_size)).numpy()
         tensors.pop("t2d")
+        if ids.dtype != np.int64 or ids[0] < 0 or ids[-1] >= config.vocabulary_size or (np.diff(ids) <= 0).any():
+            raise ValueError(f"d2t does not name ids from 0 to {config.vocabulary_size - 1:,}, ascending")
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise ValueError(f"{name} holds values that are infinite or not a number")
         head = Head(config)
         head.load_state_dict(tensors)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} holds no head that can be read: {error}; train it again") from error
-    return head, ids.numpy()
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+    return head, ids
+
+
+def read_head_config(folder: str | os.PathLike[str]) -> HeadConfig:
+    """Return the sizes of a head that :func:`write_head` wrote.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    path = Path(folder)
+    try:
+        return _from_json(json.loads((path / CONFIG).read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} holds no head that can be read: {error}; train it again")
 
 
 def _to_json(config: HeadConfig) -> dict[str, Any]:

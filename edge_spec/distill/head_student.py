@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edge_spec.distill.draft_ids import choose_draft_ids
 from edge_spec.distill.head import Head
-from edge_spec.distill.head_files import read_head, write_head
+from edge_spec.distill.head_files import read_head, read_head_config, write_head
 from edge_spec.distill.initial_weights import head_config, initial_head, read_embedding
 from edge_spec.distill.rollout import roll_out
 from edge_spec.distill.student import DraftedStep, Ids
@@ -48,6 +48,30 @@ class HeadStudent:
         write_head(folder, self.network, self.draft_ids)
 
 
+def head_to_begin_with(
+    checkpoint: Checkpoint, taps: tuple[int, ...], settings: TrainSettings
+) -> tuple[Head, Ids] | None:
+    """The head that ``start_from`` names, with the ids that it proposes; ``None`` if it names none.
+
+    Args:
+        checkpoint: the target.
+        taps: after how many of its layers the texts have its hidden states.
+        settings: of the run.
+
+    Raises:
+        EdgeSpecError: it cannot be read, or is made for another target.
+    """
+    if settings.start_from is None:
+        return None
+    found = read_head_config(settings.start_from)
+    wanted = head_config(checkpoint, taps, found.draft_vocabulary_size, found.intermediate_size)
+    if found != wanted:
+        raise EdgeSpecError(
+            f"The head in {settings.start_from} is made for another target: it has {found}, expected {wanted}."
+        )
+    return read_head(settings.start_from)
+
+
 def begin_head(
     checkpoint: Checkpoint, taps: tuple[int, ...], shares: npt.NDArray[np.float64], settings: TrainSettings
 ) -> HeadStudent:
@@ -62,17 +86,12 @@ def begin_head(
     Raises:
         EdgeSpecError: the head to go on from is made for another target.
     """
-    if settings.start_from is None:
+    begun = head_to_begin_with(checkpoint, taps, settings)
+    if begun is None:
         ids = choose_draft_ids(shares, checkpoint.vocabulary, settings.draft_vocabulary)
         config = head_config(checkpoint, taps, len(ids), settings.intermediate_size)
         head = initial_head(checkpoint, config, ids, settings.start, settings.seed)
     else:
-        head, ids = read_head(settings.start_from)
-        wanted = head_config(checkpoint, taps, len(ids), head.config.intermediate_size)
-        if head.config != wanted:
-            raise EdgeSpecError(
-                f"The head in {settings.start_from} is made for another target: it has {head.config}, expected "
-                f"{wanted}."
-            )
+        head, ids = begun
     device = settings.device
     return HeadStudent(head.to(device), read_embedding(checkpoint).to(device), ids, settings.steps)

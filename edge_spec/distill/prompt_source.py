@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from edge_spec.errors import RequestError
 from edge_spec.prompt_file import Question
 
 Opening = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -44,9 +46,20 @@ ANSWERED_BEFORE = 256
 class ListedPrompts:
     """Prompts that stand for themselves, such as those of a user's file."""
 
-    def __init__(self, openings: Sequence[Opening], name: str) -> None:
+    def __init__(self, openings: Sequence[Opening], name: str, places: Sequence[str] = ()) -> None:
+        """Take what is asked, the name of all, and where each stands, for messages."""
         self._openings = list(openings)
+        self._places = places or [f"prompt {number}" for number in range(len(openings))]
         self.name = name
+
+    def check(self, encode: Callable[[Opening], object]) -> None:
+        """Raise RequestError for the first one that cannot be encoded, before hours are spent on others."""
+        place = ""
+        try:
+            for opening, place in zip(self._openings, self._places, strict=True):  # noqa: B007 - told if it fails
+                encode(opening)
+        except RequestError as error:
+            raise RequestError(f"{place}: {error}") from None
 
     def __len__(self) -> int:
         """How many there are."""
@@ -57,8 +70,9 @@ class ListedPrompts:
         return self._openings[number]
 
 
-def listed(questions: Sequence[Question]) -> ListedPrompts:
+def listed(questions: Sequence[Question], file: Path) -> ListedPrompts:
     """The prompts of a user's file, of conversations what is said up to the first answer."""
     openings = [question.opening for question in questions]
     digest = hashlib.sha256(repr(openings).encode("utf-8", "surrogatepass")).hexdigest()
-    return ListedPrompts(openings, f"file {digest[:16]}")
+    places = [f"{file}, line {question.line}" for question in questions]
+    return ListedPrompts(openings, f"file {digest[:16]}", places)

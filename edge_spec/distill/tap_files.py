@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ HEADER = "taps.json"
 _FORMAT = "edge-spec tapped texts 1"
 _NAME = re.compile(r"texts-(\d{5})\.bin")
 _ALIGNMENT = 64
+# Of a damaged file no more is read, and no more believed.
+_LONGEST_LINE = 1 << 20
+_MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,12 @@ class TapFiles:
         number = len(self._files)
         try:
             with path.open("rb") as file:
-                line = file.readline()
+                line = file.readline(_LONGEST_LINE)
                 entries = json.loads(line)
                 offset = len(line)
                 for tokens, prompt in zip(entries["tokens"], entries["prompts"], strict=True):
+                    if type(tokens) is not int or type(prompt) is not int or not 0 < prompt <= tokens <= _MOST_TOKENS:
+                        raise ValueError(f"a text has {str(tokens)[:20]} tokens, {str(prompt)[:20]} of its prompt")
                     self._places.append(_Place(number, offset, tokens, prompt))
                     offset += self._text_bytes(tokens)
                     self.total_tokens += tokens
@@ -199,7 +205,7 @@ class TapFiles:
                 size = os.fstat(file.fileno()).st_size
             if size != offset:
                 raise ValueError(f"it has {size:,} bytes, expected {offset:,}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RequestError(f"{path} is damaged ({error}); remove it and all later ones, and go on.") from None
         self._files.append(path)
         self.stored_bytes += size
@@ -210,22 +216,30 @@ def _read_header(path: Path) -> TapHeader:
         entries = json.loads(path.read_text("utf-8"))
         if entries.pop("format") != _FORMAT:
             raise ValueError("another format")
-        return TapHeader(**{**entries, "taps": tuple(entries["taps"])})
+        header = TapHeader(**{**entries, "taps": tuple(entries["taps"])})
+        if any(type(size) is not int or size < 1 for size in (*header.taps, header.hidden_size, header.top_tokens)):
+            raise ValueError("taps and sizes are to be numbers from 1 on")
+        return header
     except FileNotFoundError:
         raise RequestError(f"{path.parent} holds no tapped texts; expected a folder with {HEADER}.") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"{path} cannot be read ({error}); write the texts anew.") from None
 
 
 def _write_whole(path: Path, blocks: Sequence[bytes] | Iterator[bytes]) -> None:
     """Write a file so that it appears whole, and is on the disk before it has its name."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        for block in blocks:
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            for block in blocks:
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):  # a full disk has better use for the space
+            partial.unlink()
+        raise
 
 
 def _blocks(texts: Sequence[TappedText]) -> Iterator[bytes]:

@@ -81,10 +81,11 @@ def _require_fit(text: TappedText, index: int, vocabulary_size: int, tap_width: 
             f"Text {index} has taps of {text.taps.shape[1]} columns; expected {tap_width}, one of the target's "
             "hidden size for each tap. Were the texts written by this target?"
         )
-    if len(text.token_ids) and max(text.token_ids.max(), text.top_ids.max()) >= vocabulary_size:
+    ids = (text.token_ids, text.top_ids)
+    if len(text.token_ids) and (max(map(np.max, ids)) >= vocabulary_size or min(map(np.min, ids)) < 0):
         raise EdgeSpecError(
-            f"Text {index} has token ids of {vocabulary_size:,} and above, which the target lacks. Were the texts "
-            "written by this target?"
+            f"Text {index} has token ids below 0, or of {vocabulary_size:,} and above, which the target lacks. Were "
+            "the texts written by this target?"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from edge_spec.distill.half_weights import half_weights
 from edge_spec.distill.student import Ids
 from edge_spec.distill.tiny_model import CLASSES, TinyModel
 from edge_spec.errors import CheckpointError
@@ -41,17 +42,17 @@ class TinyFiles:
             embedding: [vocabulary, hidden], the target's.
             draft_ids: int64 [draft vocabulary], what it proposes. Its lm_head has all rows of the target's.
         """
-        layers = {f"model.{name}": _half(value) for name, value in network.state_dict().items()}
+        layers = half_weights({f"model.{name}": value for name, value in network.state_dict().items()})
         if not self._begun:
             self._write_what_stays(folder, list(layers), embedding, draft_ids)
             self._begun = True
         _save(folder / _LAYERS, layers)
 
     def _write_what_stays(self, folder: Path, layers: list[str], embedding: Tensor, draft_ids: Ids) -> None:
-        shared = {"model.embed_tokens.weight": _half(embedding)}
+        shared = {"model.embed_tokens.weight": embedding}
         if not self._facts.tied_embeddings:
-            shared["lm_head.weight"] = _half(torch.from_numpy(self._target.tensor("lm_head.weight")))
-        _save(folder / _VOCABULARY, shared)
+            shared["lm_head.weight"] = torch.from_numpy(self._target.tensor("lm_head.weight"))
+        _save(folder / _VOCABULARY, half_weights(shared))
         places = {**dict.fromkeys(shared, _VOCABULARY), **dict.fromkeys(layers, _LAYERS)}
         vocabulary = self._target.vocabulary
         texts = {
@@ -81,7 +82,7 @@ def read_draft_ids(folder: str | os.PathLike[str]) -> Ids:
         ids = np.array(json.loads(path.read_text("utf-8")), np.int64)
         if ids.ndim != 1 or not len(ids) or ids[0] < 0 or (np.diff(ids) <= 0).any():
             raise ValueError("they are not ascending")
-    except (OSError, ValueError, TypeError, OverflowError) as error:
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path} names no ids that a tiny draft proposes ({error}); train it again") from None
     return ids
 
@@ -121,10 +122,6 @@ def config_of(facts: Architecture, vocabulary: Vocabulary) -> dict[str, Any]:
         "eos_token_id": list(vocabulary.eos_token_ids),
         "torch_dtype": "float16",
     }
-
-
-def _half(values: Tensor) -> Tensor:
-    return values.detach().cpu().half().contiguous()
 
 
 def _json(values: dict[str, Any]) -> str:

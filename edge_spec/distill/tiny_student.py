@@ -75,6 +75,31 @@ class TinyStudent:
         self._files.write(folder, self.network, self._embedding, self.draft_ids)
 
 
+def tiny_to_begin_with(checkpoint: Checkpoint, settings: TrainSettings) -> tuple[Checkpoint, Ids] | None:
+    """The tiny model that ``start_from`` names, with the ids that it proposes; ``None`` if it names none.
+
+    Args:
+        checkpoint: the target.
+        settings: of the run.
+
+    Raises:
+        UnsupportedError: the target is of a family whose layers are not built.
+        EdgeSpecError: the target has fewer layers than are asked for, or the tiny model is made for another one.
+    """
+    facts = checkpoint.architecture
+    _require_supported(facts, checkpoint.source)
+    if settings.start_from is None:
+        spread_layers(settings.layers, facts.layers)
+        return None
+    source, ids = open_checkpoint(settings.start_from), read_draft_ids(settings.start_from)
+    if replace(source.architecture, attention=()) != replace(facts, attention=()) or ids[-1] >= facts.logits_size:
+        raise EdgeSpecError(
+            f"The draft in {settings.start_from} is made for another target: it has {source.architecture}, "
+            f"expected the sizes of {facts}."
+        )
+    return source, ids
+
+
 def begin_tiny(checkpoint: Checkpoint, shares: npt.NDArray[np.float64], settings: TrainSettings) -> TinyStudent:
     """A tiny model to start with.
 
@@ -88,18 +113,13 @@ def begin_tiny(checkpoint: Checkpoint, shares: npt.NDArray[np.float64], settings
         EdgeSpecError: it has fewer layers than are asked for, or the draft to go on from is made for another target.
     """
     facts = checkpoint.architecture
-    _require_supported(facts, checkpoint.source)
-    if settings.start_from is None:
+    begun = tiny_to_begin_with(checkpoint, settings)
+    if begun is None:
         source, layers = checkpoint, spread_layers(settings.layers, facts.layers)
         ids = choose_draft_ids(shares, checkpoint.vocabulary, settings.draft_vocabulary)
     else:
-        source, ids = open_checkpoint(settings.start_from), read_draft_ids(settings.start_from)
+        source, ids = begun
         layers = tuple(range(source.architecture.layers))
-        if replace(source.architecture, attention=()) != replace(facts, attention=()) or ids[-1] >= facts.logits_size:
-            raise EdgeSpecError(
-                f"The draft in {settings.start_from} is made for another target: it has {source.architecture}, "
-                f"expected the sizes of {facts}."
-            )
     tiny = replace(facts, attention=tuple(facts.attention[0] for _ in layers))
     network = TinyModel(tiny, min(facts.context_length, settings.text_tokens))
     _initialize(network, source, layers, settings)

@@ -59,5 +59,13 @@ def forget_after(folder: Path, step: int) -> None:
     """Drop what the log of a folder says of later steps: a run that is taken up again does them anew."""
     log = folder / LOG
     if log.exists():
-        lines = log.read_text("utf-8").splitlines(keepends=True)
-        log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
+        lines = log.read_text("utf-8", "replace").splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if line.endswith("\n") and _is_until(line, step)), "utf-8")
+
+
+def _is_until(line: str, step: int) -> bool:
+    """Tell whether a line of the log is of a step or an earlier one; what is no line of ours is of none."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False

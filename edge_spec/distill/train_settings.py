@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ _CHANGEABLE = ("minutes", "epochs", "patience", "save_minutes", "device")
 
 # What is trained: a head that reads the target's hidden states, or a draft model of a few of its layers.
 Kind = Literal["head", "tiny"]
+# Longer chains than this are not drafted.
+_MOST_STEPS = 16
 # What only one kind has.
 _OWN: dict[Kind, tuple[str, ...]] = {"head": ("intermediate_size", "steps", "depth_weight"), "tiny": ("layers",)}
 
@@ -95,6 +98,12 @@ class TrainSettings:
                 raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 1 or more.")
         if self.intermediate_size is not None and self.intermediate_size < 1:
             raise EdgeSpecError(f"intermediate_size is {self.intermediate_size}; expected 1 or more.")
+        if self.steps > _MOST_STEPS:
+            raise EdgeSpecError(f"steps is {self.steps}; expected at most {_MOST_STEPS}, each of which takes memory.")
+        if self.seed >= 1 << 63:
+            raise EdgeSpecError(f"seed is {self.seed}; expected less than 2 to the power of 63.")
+        if not re.fullmatch("cpu|cuda(:[0-9]{1,3})?", self.device):
+            raise EdgeSpecError(f"device is {self.device!r}; expected 'cpu' or 'cuda'.")
         if self.text_tokens < 3:
             raise EdgeSpecError(f"text_tokens is {self.text_tokens}; expected 3 or more.")
         for name in ("warmup_steps", "weight_decay", "save_minutes", "seed"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from edge_spec.distill.draft_loss import draft_losses
@@ -25,6 +26,7 @@ from edge_spec.distill.tiny_student import begin_tiny
 from edge_spec.distill.train_progress import TrainProgress, forget_after
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.training_state import TrainingState
+from edge_spec.distill.work_folder import written_whole
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export.checkpoint import open_checkpoint
 
@@ -63,6 +65,7 @@ def train(
     output_folder: str | os.PathLike[str],
     settings: TrainSettings,
     progress: Callable[[TrainProgress], None],
+    threads: int | None = None,
 ) -> TrainReport:
     """Train a draft, or go on with a run that was killed.
 
@@ -75,6 +78,7 @@ def train(
         output_folder: where the draft, the log and the state are written; created if need be.
         settings: how to train.
         progress: told every some seconds, and of every measurement.
+        threads: of the CPU; ``None`` for torch's choice.
 
     Raises:
         CheckpointError: the target's weights cannot be read.
@@ -85,9 +89,24 @@ def train(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EdgeSpecError(f"{folder} cannot be written: {error.strerror or error}; name another folder.") from error
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        raise EdgeSpecError(f"The device is {settings.device!r}, but torch finds no CUDA device; expected 'cpu'.")
-    return _Run(files, target_checkpoint, folder, settings, progress).finish()
+    require_device(settings.device)
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads or usual)
+    try:
+        return _Run(files, target_checkpoint, folder, settings, progress).finish()
+    finally:
+        torch.set_num_threads(usual)
+
+
+def require_device(device: str) -> None:
+    """Raise EdgeSpecError if there is no such device."""
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise EdgeSpecError(f"The device is {device!r}, but torch finds no CUDA device; expected 'cpu'.")
+    number = int(device.partition(":")[2] or 0)
+    if number >= torch.cuda.device_count():
+        raise EdgeSpecError(f"The device is {device!r}, but there are {torch.cuda.device_count()} CUDA devices.")
 
 
 def learning_rate(settings: TrainSettings, step: int, done: float) -> float:
@@ -155,7 +174,8 @@ class _Run:
             "target": checkpoint.sha256(),
         }
         self._state = TrainingState.load(folder, self._made_of, self._student.network, self._optimizer)
-        forget_after(folder, self._state.step)
+        with written_whole(folder):
+            forget_after(folder, self._state.step)
         self._batches, self._rate = self._plan(self._state.epoch), 0.0
         self._began = time.monotonic() - self._state.seconds
         # Since the last report.
@@ -197,12 +217,27 @@ class _Run:
             group["lr"] = self._rate
         batch = self._read(indices)
         loss = batch_loss(self._student, batch, self._settings)
+        self._require_finite(loss, batch)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._student.network.parameters(), self._settings.clip)
         self._optimizer.step()
         state.step, state.batch, state.tokens = state.step + 1, state.batch + 1, state.tokens + len(batch.token_ids)
         self._losses.append(loss.item())
+
+    def _require_finite(self, loss: Tensor, batch: TextBatch) -> None:
+        """Raise EdgeSpecError before a step spoils the weights for good."""
+        if loss.isfinite():
+            return
+        if not (batch.taps.isfinite().all() and batch.probabilities.isfinite().all()):
+            raise EdgeSpecError(
+                f"Texts in {self._files.folder} hold values that are infinite or not a number: they are damaged; "
+                "write the texts anew in another folder."
+            )
+        raise EdgeSpecError(
+            f"Training has failed: after {self._state.step} steps the loss is {loss.item()}. Begin another run with a "
+            f"lower learning rate (--learning-rate) than {self._settings.learning_rate:g}."
+        )
 
     def _read(self, indices: list[int]) -> TextBatch:
         texts = [self._files.read(index) for index in indices]
@@ -215,7 +250,8 @@ class _Run:
         measured = measure_acceptance(self._student, map(self._read, batches))
         state = self._state
         if measured.accepted_length > state.best_length:
-            self._student.write(self._folder)
+            with written_whole(self._folder, SafetensorError):
+                self._student.write(self._folder)
         state.worse = 0 if measured.accepted_length > state.best_length + _BETTER else state.worse + 1
         state.best_length = max(measured.accepted_length, state.best_length)
         if state.worse >= self._settings.patience:
@@ -234,13 +270,15 @@ class _Run:
             seconds_left=now * (1 / done - 1) if done and not state.finished else 0.0,
             acceptance=measured,
         )
-        report.append_to(self._folder)
+        with written_whole(self._folder):
+            report.append_to(self._folder)
         self._progress(report)
         self._reported, self._tokens_reported, self._losses = self._now(), state.tokens, []
 
     def _save(self) -> None:
         self._state.seconds = self._now()
-        self._state.save(self._folder, self._made_of, self._student.network, self._optimizer)
+        with written_whole(self._folder, RuntimeError):  # torch's writer of archives raises that
+            self._state.save(self._folder, self._made_of, self._student.network, self._optimizer)
         self._saved = self._now()
 
     def _now(self) -> float:

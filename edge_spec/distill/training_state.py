@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from edge_spec.errors import EdgeSpecError
 STATE = "training.state"
 # What a draft's weights are called in there, whatever its kind: runs that began with heads can go on.
 _WEIGHTS = "head"
+# No run counts further.
+_MOST = 1 << 62
 
 
 @dataclass
@@ -74,17 +78,34 @@ class TrainingState:
             return cls()
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)
-            earlier = saved["run"]
+            earlier = dict(saved["run"])
             if earlier == run:
                 network.load_state_dict(saved[_WEIGHTS])
                 optimizer.load_state_dict(saved["optimizer"])
-                return cls(**saved["state"])
+                state = cls(**saved["state"])
+                state._require_sound()
+                return state
         except Exception as error:  # torch raises whatever its archive reader and unpickler do
+            reason = str(error).strip().split("\n")[0]
+            if isinstance(error, UnpicklingError):  # torch says how to let it run what it holds
+                reason = "it holds other things than numbers and weights"
             raise EdgeSpecError(
-                f"{path} cannot be read ({error}); remove it to begin anew, or name another folder."
+                f"{path} cannot be read ({reason}); remove it to begin anew, or name another folder."
             ) from error
         name = next(name for name in {**run, **earlier} if run.get(name) != earlier.get(name))
         raise EdgeSpecError(
             f"{path} was saved by a run with {name} {earlier.get(name)!r}, not {run.get(name)!r}; give what it was "
             "begun with, remove it to begin anew, or name another folder."
         )
+
+    def _require_sound(self) -> None:
+        """Raise ValueError for what no run has saved."""
+        for name in ("step", "epoch", "batch", "tokens", "worse"):
+            if type(getattr(self, name)) is not int or not 0 <= getattr(self, name) <= _MOST:
+                raise ValueError(f"{name} is no count")
+        for name, least in (("seconds", 0.0), ("best_length", -1.0)):
+            value = getattr(self, name)
+            if not isinstance(value, float) or not math.isfinite(value) or value < least:
+                raise ValueError(f"{name} is no number from {least:g} on")
+        if not isinstance(self.finished, str):
+            raise ValueError("finished is no text")

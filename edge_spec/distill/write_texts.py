@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.distill.batch_writer import BatchWriter, Prompt
-from edge_spec.distill.prompt_source import ANSWERED_BEFORE, PromptSource
+from edge_spec.distill.prompt_source import ANSWERED_BEFORE, ListedPrompts, PromptSource
 from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
@@ -140,6 +140,8 @@ class _Run:
         manifest = bundle.manifest
         template = bundle.chat_template()
         self._encoder = PromptEncoder(self._tokenizer, manifest, template, _NO_LIMIT)
+        if isinstance(prompts, ListedPrompts):
+            prompts.check(self._encoder.encode)
         self._next = len(files)
         # Those that have ended and are in no file yet, by their numbers.
         self._waiting: dict[int, TappedText] = {}

@@ -56,7 +56,8 @@ def rebuilt_bundle(
     Raises:
         BundleError: ``output`` is in the way or cannot be written.
     """
-    final = bundle.path if output is None else Path(output)
+    # The folder itself, where a link or "." stands for it: those cannot be exchanged.
+    final = Path(os.path.realpath(bundle.path)) if output is None else Path(output)
     kept = {name: record for name, record in bundle.manifest.files.items() if not goes(name)}
     with new_bundle(final, overwrite or output is None) as (folder, seal):
         for name in kept:

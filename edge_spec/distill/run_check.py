@@ -1,0 +1,79 @@
+"""What can be known to be wrong with a run before the target writes for hours."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edge_spec.bundle import require_replaceable
+from edge_spec.distill.head_student import head_to_begin_with
+from edge_spec.distill.tiny_student import tiny_to_begin_with
+from edge_spec.distill.train_settings import TrainSettings
+from edge_spec.distill.trainer import require_device
+from edge_spec.distill.write_texts import default_taps
+from edge_spec.errors import CheckpointError, EdgeSpecError
+from edge_spec.export.checkpoint import open_checkpoint
+from edge_spec.manifest import Manifest
+
+# Sizes in which a checkpoint and the model that was made from it agree, however the checkpoint is stored.
+_SIZES = ("layers", "hidden_size", "heads", "kv_heads", "head_size")
+_MOST_THREADS = 256
+
+
+def check_run(
+    bundle: Path,
+    manifest: Manifest,
+    checkpoint: str,
+    work: Path,
+    output: Path | None,
+    overwrite: bool,
+    settings: TrainSettings,
+    threads: int | None,
+) -> None:
+    """Raise EdgeSpecError for what would end the run later.
+
+    Args:
+        bundle: whose target writes, and ``manifest`` what it says of itself.
+        manifest: see there.
+        checkpoint: the target's.
+        work: working folder.
+        output: folder of the bundle with the draft; ``None`` for the bundle's own.
+        overwrite: replace another bundle that is there.
+        settings: of the training.
+        threads: of the CPU.
+    """
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise EdgeSpecError(f"threads is {threads}, expected 1 to {_MOST_THREADS}; one per physical core is best.")
+    require_device(settings.device)
+    for folder in (bundle, *([] if output is None else [output])):
+        if Path(os.path.realpath(work)).is_relative_to(os.path.realpath(folder)):
+            raise EdgeSpecError(f"The working folder {work} lies in the bundle {folder}; name another (--work).")
+    require_replaceable(bundle if output is None else output, overwrite or output is None)
+    _require_writable(Path(os.path.realpath(bundle) if output is None else output).absolute().parent)
+    opened = open_checkpoint(checkpoint)
+    facts, expected = opened.architecture, manifest.target.architecture
+    for name in _SIZES:
+        if getattr(facts, name) != getattr(expected, name):
+            raise CheckpointError(
+                f"{checkpoint} has {name} {getattr(facts, name):,}, but the target of {bundle} has "
+                f"{getattr(expected, name):,}; give the checkpoint that the bundle was exported from (--target)."
+            )
+    if opened.vocabulary.size != manifest.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint} has {opened.vocabulary.size:,} ids, but the target of {bundle} has "
+            f"{manifest.vocab_size:,}; give the checkpoint that the bundle was exported from (--target)."
+        )
+    if settings.kind == "head":
+        head_to_begin_with(opened, default_taps(facts.layers), settings)
+    else:
+        tiny_to_begin_with(opened, settings)
+
+
+def _require_writable(folder: Path) -> None:
+    """Raise EdgeSpecError if nothing can be made in a folder, or in the nearest one above it that is there."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise EdgeSpecError(
+            f"{folder} cannot be written, so the bundle could not be put there; name another place (--output)."
+        )
