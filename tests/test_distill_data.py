@@ -147,7 +147,7 @@ def test_a_text_that_repeats_itself_is_ended(period: int, seed: int) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(counts=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=4))
+@given(counts=st.lists(st.lists(st.integers(2, 40), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_texts_are_read_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, counts: Sequence[Sequence[int]]
 ) -> None:
