@@ -210,11 +210,12 @@ def chi_square_limit(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + 4.75 * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
-# A trimmed vocabulary changes what is proposed, not how it is sampled, so not all settings are needed for it.
+# A trimmed vocabulary and parallel heads change what is proposed, not how it is sampled: not all settings are needed.
+_FEWER = ("trimmed", "trimmed head", "medusa")
 CASES = [
     (rule, kind, setting)
     for rule, kind, setting in itertools.product(RULES, DRAFTERS, SETTINGS)
-    if not kind.startswith("trimmed") or setting in ("temperature", "penalties")
+    if kind not in _FEWER or setting in ("temperature", "penalties")
 ]
 
 
