@@ -1,10 +1,10 @@
 """Writes a log such as the support assistant of a small bicycle shop would have recorded: one domain, many wordings.
 
     python benchmarks/support_log.py log.jsonl
-    edge-spec distill smollm2.pair --prompts log.jsonl --start-from models/heads/smollm2-135m-instruct
+    edge-spec distill smollm2.pair --prompts log.jsonl --work shop.distill --start-from HEAD
 
-A head that was trained on all kinds of prompts drafts such answers worse than it could. What going on with training on
-the log brings is in docs/distill.md.
+HEAD is one that was trained on all kinds of prompts. The first line of training says what it does on such answers, and
+the later ones what going on with the log brings.
 """
 
 from __future__ import annotations

@@ -56,6 +56,22 @@ def test_a_bundle_gets_a_draft_and_is_told_whether_it_pays(
         assert engine.generate("Number 3 says", max_new_tokens=24, speculation="head").token_ids == plain.token_ids
 
 
+def test_what_is_measured_is_the_draft_that_was_made(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[tuple[bool, bool, str]] = []
+
+    def watched(path: Path, questions: Any, loading: dict[str, Any], *arguments: Any) -> Verdict:
+        manifest = read_manifest(path)
+        measured.append((manifest.head is not None, manifest.draft is not None, loading["drafter"]))
+        return Verdict({"auto": _Figures(Speedup(2.0, None, None))}, Speedup(1.1, None, None), True, 0)  # type: ignore[dict-item]
+
+    monkeypatch.setattr("edge_spec.distill.distiller.judge", watched)
+    assert main(distill(bundle, tmp_path)) == 0
+    assert main(distill(bundle, tmp_path, "--kind", "tiny", "--layers", "1")) == 0
+    assert measured == [(True, False, "head"), (True, True, "model")]
+
+
 def test_a_run_goes_on_where_it_was_and_a_head_can_be_improved_on(bundle: Path, tmp_path: Path) -> None:
     output = tmp_path / "with-draft"
     assert main([*distill(bundle, tmp_path), "--output", str(output), "--no-bench"]) == 0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from block_heads import block_config, block_tensors, dspark_tensors
+from drafted_text import require_that_conversations_go_on, require_that_rules_hold, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import edge_spec
-from edge_spec import Completion, Engine
+from edge_spec import Engine
 from edge_spec.export.add_head import add_head
 from edge_spec.runtime.block_head import BlockHead
 from edge_spec.runtime.verification import RULES
@@ -49,10 +49,6 @@ def engine(path: Path) -> Iterator[Engine]:
         yield loaded
 
 
-def same(one: Completion, other: Completion) -> bool:
-    return (one.text, one.token_ids, one.finish_reason) == (other.text, other.token_ids, other.finish_reason)
-
-
 @drafting
 @given(
     prompt=st.lists(st.integers(0, 28), min_size=1, max_size=90),
@@ -73,27 +69,11 @@ def test_the_text_is_that_of_plain_decoding(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", [{}, {"top_k": 4, "presence_penalty": 0.7, "banned_token_ids": [1, 2, 3]}])
 def test_every_rule_takes_what_a_head_proposes(engine: Engine, rule: str, options: dict[str, Any]) -> None:
-    request = {"max_new_tokens": 40, "temperature": 0.9, "seed": 5, **options}
-    answer = engine.generate(PROMPT, speculation="head", max_draft=3, verification=rule, **request)
-    assert len(answer.token_ids) == 40
-    assert answer.statistics.drafted > 0
-    if rule == "coupled":
-        assert same(answer, engine.generate(PROMPT, speculation="off", **request))
+    require_that_rules_hold(engine, PROMPT, rule, options)
 
 
 def test_a_conversation_goes_on_with_a_head(engine: Engine) -> None:
-    random = Random(3)
-    texts: list[list[int]] = [[], []]
-    with engine.session() as one, engine.session() as other:
-        for number in range(6):
-            session, text = ((one, texts[0]), (other, texts[1]))[number % 2]
-            if number > 3:  # the end of what was said before is written otherwise
-                del text[-random.randrange(1, 30) :]
-            text += [random.randrange(28) for _ in range(random.randrange(1, 40))]
-            plain = engine.generate(text, max_new_tokens=12, speculation="off")
-            answer = session.generate(text, max_new_tokens=12, speculation="head", max_draft=3)
-            assert same(answer, plain) and answer.statistics.drafted > 0
-            text += answer.token_ids
+    require_that_conversations_go_on(engine)
 
 
 def test_a_head_that_fails_costs_speed_and_not_the_text(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from drafted_text import require_that_conversations_go_on, require_that_rules_hold, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -53,10 +53,6 @@ def engine(path: Path) -> Iterator[Engine]:
         yield loaded
 
 
-def same(one: Completion, other: Completion) -> bool:
-    return (one.text, one.token_ids, one.finish_reason) == (other.text, other.token_ids, other.finish_reason)
-
-
 def head_of(path: Path, context: int = 64) -> HeadModel:
     bundle = open_bundle(path)
     assert bundle.manifest.head is not None
@@ -97,12 +93,7 @@ def test_the_text_is_that_of_plain_decoding(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"presence_penalty": 0.7}, {"banned_token_ids": [1, 2, 3]}])
 def test_every_rule_takes_what_a_head_proposes(engine: Engine, rule: str, options: dict[str, Any]) -> None:
-    request = {"max_new_tokens": 40, "temperature": 0.9, "seed": 5, **options}
-    answer = engine.generate(PROMPT, speculation="head", max_draft=3, verification=rule, **request)
-    assert len(answer.token_ids) == 40
-    assert answer.statistics.drafted > 0
-    if rule == "coupled":
-        assert same(answer, engine.generate(PROMPT, speculation="off", **request))
+    require_that_rules_hold(engine, PROMPT, rule, options)
 
 
 def test_branches_that_are_committed_leave_hidden_states_that_fit(path: Path) -> None:
@@ -114,19 +105,7 @@ def test_branches_that_are_committed_leave_hidden_states_that_fit(path: Path) ->
 
 
 def test_a_conversation_goes_on_with_a_head(engine: Engine) -> None:
-    random = Random(3)
-    texts: list[list[int]] = [[], []]
-    with engine.session() as one, engine.session() as other:
-        for number in range(6):
-            session, text = ((one, texts[0]), (other, texts[1]))[number % 2]
-            if number > 3:  # the end of what was said before is written otherwise
-                del text[-random.randrange(1, 30) :]
-            text += [random.randrange(28) for _ in range(random.randrange(1, 40))]
-            plain = engine.generate(text, max_new_tokens=12, speculation="off")
-            answer = session.generate(text, max_new_tokens=12, speculation="head", max_draft=3)
-            assert same(answer, plain)
-            assert number < 2 or answer.statistics.reused_tokens > 0
-            text += answer.token_ids
+    require_that_conversations_go_on(engine)
 
 
 def test_texts_take_turns_with_one_head(engine: Engine) -> None:

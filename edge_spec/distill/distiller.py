@@ -141,7 +141,10 @@ def distill(
     finished = added.path
     verdict = None
     if measured:
-        loading = {} if threads is None else {"threads": threads}
+        # The bundle may have a draft of the other kind too, and this is about the new one.
+        loading: dict[str, Any] = {"drafter": "head" if settings.kind == "head" else "model"}
+        if threads is not None:
+            loading["threads"] = threads
         verdict = judge(
             finished, asked(len(written.files)), loading, lambda done, all_: progress("measuring", done, all_)
         )

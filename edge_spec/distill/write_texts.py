@@ -15,6 +15,7 @@ from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
 from edge_spec.errors import RequestError
+from edge_spec.export.graph_taps import eagle3_taps
 from edge_spec.export.progress import Progress, silent
 from edge_spec.manifest import CHAT_TEMPLATE, TOKENIZER, Manifest
 from edge_spec.runtime.prompt import PromptEncoder
@@ -42,8 +43,8 @@ class Written:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """The layers after which EAGLE-3 (Li et al. 2025) taps a model: early, in the middle and late."""
-    return tuple(sorted({max(1, min(tap, layers)) for tap in (2, layers // 2, layers - 3)}))
+    """The layers after which a model is tapped for EAGLE-3, of a very small one those of them that it has."""
+    return tuple(sorted({max(1, min(tap, layers)) for tap in eagle3_taps(layers)}))
 
 
 def target_digest(manifest: Manifest) -> str:

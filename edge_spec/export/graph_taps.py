@@ -19,6 +19,11 @@ from edge_spec.export.rotation import Rotation
 from edge_spec.manifest import tap_name
 
 
+def eagle3_taps(layers: int) -> tuple[int, int, int]:
+    """Where EAGLE-3 (Li et al. 2025) taps a model unless a head says otherwise: early, in the middle, and late."""
+    return 2, layers // 2, layers - 3
+
+
 def set_taps(
     model: ir.Model,
     taps: Sequence[int],

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Float32Array
+from edge_spec.export.graph_taps import eagle3_taps
 from edge_spec.export.heads.draft_columns import columns_of
 from edge_spec.export.heads.head_config import read_sizes
 from edge_spec.export.heads.head_folder import HeadFolder
@@ -126,7 +127,7 @@ class _Options:
         if listed is None and (listed := self._eagle.get(_IDS)) is not None:
             before = 1
         if not listed:
-            return [2, layers // 2, layers - 3]
+            return list(eagle3_taps(layers))
         if not isinstance(listed, list) or any(type(value) is not int for value in listed):
             raise CheckpointError(f"{self._config.where}: {_IDS!r} is {listed!r}, expected a list of numbers of layers")
         return [value + before for value in listed]
