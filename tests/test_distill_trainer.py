@@ -407,17 +407,41 @@ def test_training_ends_when_the_time_is_over_or_nothing_gets_better(target: Path
     assert train_quietly(files, target, tmp_path / "idle", idle).steps == 3
 
 
+def test_a_half_precise_logit_costs_the_losses_no_more_than_its_own_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rounded = torch.randn(5, 9, generator=generator).bfloat16()
+    columns = torch.stack([torch.randperm(9, generator=generator)[:4] for _ in range(5)])
+    probabilities = torch.rand(5, 4, generator=generator) / 4
+    exact, half = (logits.detach().requires_grad_() for logits in (rounded.float(), rounded))
+    sums = [sum(loss.sum() for loss in draft_losses(logits, columns, probabilities)) for logits in (exact, half)]
+    assert sums[0].detach() == sums[1].detach()
+    gradients = [torch.autograd.grad(total, logits)[0] for total, logits in zip(sums, (exact, half), strict=True)]
+    assert torch.equal(gradients[0].bfloat16(), gradients[1])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("start", ["target", "random"])
-def test_a_head_learns_what_the_taps_tell(target: Path, tmp_path: Path, start: str) -> None:
+def test_a_head_learns_what_the_taps_tell(target: Path, tmp_path: Path, start: str, precision: str) -> None:
     files = texts_of(target, tmp_path / "texts", 60, lambda tokens: (tokens * 7 + 3) % 50)
     run = TrainSettings(
         epochs=20, batch_tokens=200, draft_vocabulary=64, learning_rate=5e-3, warmup_steps=5, evaluate_every=30,
-        steps=1, patience=100, start=start,
+        steps=1, patience=100, start=start, precision=precision,
     )  # fmt: skip
     reports: list[TrainProgress] = []
     train(files, target, tmp_path / "run", run, reports.append)
     measured = [report.acceptance for report in reports if report.acceptance is not None]
     assert measured[-1].by_position[0] > 0.9
+
+
+def test_half_precision_makes_another_head_and_a_run_may_change_to_it(target: Path, tmp_path: Path) -> None:
+    files = texts_of(target, tmp_path / "texts", 12, lambda tokens: tokens)
+    half = replace(RUN, precision="bfloat16")
+    for name, first in (("exact", RUN), ("half", half)):
+        train_quietly(files, target, tmp_path / name, replace(first, epochs=1))
+    exact, rounded = weights_of(tmp_path / "exact"), weights_of(tmp_path / "half")
+    assert not torch.equal(exact["lm_head.weight"], rounded["lm_head.weight"])
+    steps = train_quietly(files, target, tmp_path / "exact", replace(half, epochs=2)).steps
+    assert steps == 2 * train_quietly(files, target, tmp_path / "half", replace(half, epochs=1)).steps
 
 
 def test_training_goes_on_from_a_head_and_is_never_worse_for_it(target: Path, tmp_path: Path) -> None:
@@ -539,6 +563,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
         ({"epochs": 1, "steps": 0}, "steps is 0"),
         ({"epochs": 1, "held_out_share": 1.0}, "held_out_share is 1.0"),
         ({"epochs": 1, "start": "zero"}, "start is 'zero'"),
+        ({"epochs": 1, "precision": "float16"}, "precision is 'float16'"),
     ],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:

@@ -71,6 +71,11 @@ def add(commands: Any) -> None:
     training.add_argument("--learning-rate", type=float, metavar="R", help="the highest one (0.001)")
     training.add_argument("--seed", type=int, metavar="S", help="one seed gives one draft (0)")
     training.add_argument("--device", metavar="cpu|cuda", help="what to train on (cpu)")
+    training.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        help="of matrix products; bfloat16 is faster where the processor or the GPU has it (float32)",
+    )
     training.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
     training.add_argument("--no-bench", action="store_true", help="do not measure the draft at the end")
     parser.set_defaults(command=_distill, usage_error=parser.error)
@@ -109,6 +114,7 @@ def _distill(arguments: argparse.Namespace) -> int:
         "learning_rate",
         "seed",
         "device",
+        "precision",
     )
     settings = TrainSettings(**{names.get(name, name): value for name, value in options.items()})
     beside = Path(os.path.abspath(arguments.bundle))  # noqa: PTH100 - "." has no name, and a link keeps its own

@@ -163,9 +163,9 @@ def _exported(arguments: argparse.Namespace) -> Path:
             arguments.recipe,
             arguments.draft_recipe,
             # What nothing is said of is exported for the processor.
-            "cuda" if arguments.device == "cuda" else "cpu",
-            arguments.offline,
-            progress,
+            device="cuda" if arguments.device == "cuda" else "cpu",
+            offline=arguments.offline,
+            progress=progress,
         )
     for note in notes:
         print(note, file=sys.stderr)

@@ -19,8 +19,8 @@ from edge_spec.runtime.tokenizer import TextTokenizer
 
 MAX_NEW_TOKENS = 110
 
-# The drafter finds its guesses in the prompt and in the text so far. The first two answers repeat much of their
-# prompt, so it guesses well; the third does not, and shows what wrong guesses cost.
+# The first two answers repeat much of their prompt, where guesses are found for nothing; the third does not, and is
+# left to the head, if there is one.
 PROMPTS = (
     "Correct the spelling mistakes in this text:\n\nDear Tom, thank you for your letter. I was very happy to recieve "
     "it. We will arive at the station on Friday evening at seven, and we are looking forward to seeing you and the "
@@ -59,7 +59,7 @@ def run_demo(
         tokenizer = TextTokenizer(open_bundle(path, verify=False).tokenizer_path)
         for engine in (plain, speculative):
             engine.generate("Once upon a time", max_new_tokens=8, speculation="off")  # first calls are slower
-        print_legend(console)
+        print_legend(console, "head" in speculative.drafters)
         outcomes = []
         for number, text in enumerate(prompt, 1):
             lanes = (

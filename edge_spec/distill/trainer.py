@@ -164,6 +164,9 @@ class _Run:
             {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
             {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0.0},
         ]
+        self._mixed = torch.autocast(
+            torch.device(settings.device).type, torch.bfloat16, enabled=settings.precision == "bfloat16"
+        )
         self._optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
         )
@@ -216,7 +219,8 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
         batch = self._read(indices)
-        loss = batch_loss(self._student, batch, self._settings)
+        with self._mixed:
+            loss = batch_loss(self._student, batch, self._settings)
         self._require_finite(loss, batch)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -24,6 +24,7 @@ def cached_bundle(
     draft: str | None,
     recipe: str | None = None,
     draft_recipe: str | None = None,
+    head: str | None = None,
     device: Device = "cpu",
     offline: bool = False,
     progress: Progress = silent,
@@ -32,14 +33,14 @@ def cached_bundle(
     """Return the bundle of these models, exporting it if it is not there yet, and what its export had to say.
 
     It is exported again when a local model has changed, by another version of edge-spec, and for a processor with
-    another arithmetic. A model on the hub is
-    looked for once: name its revision where that matters.
+    another arithmetic. A model on the hub is looked for once: name its revision where that matters.
 
     Args:
         target: as for :func:`export_pair`, and so are those that follow.
         draft: likewise.
         recipe: likewise.
         draft_recipe: likewise.
+        head: likewise.
         device: likewise.
         offline: likewise.
         progress: likewise.
@@ -52,6 +53,7 @@ def cached_bundle(
         "version": edge_spec.__version__,
         "target": _identity(target),
         "draft": None if draft is None else _identity(draft),
+        "head": None if head is None else _identity(head),
         "recipes": [recipe, draft_recipe],
         "device": device,
         "saturates": integer_products_saturate(),  # then w8a8 weights are stored in another form
@@ -69,6 +71,7 @@ def cached_bundle(
         path,
         recipe=recipe,
         draft_recipe=draft_recipe,
+        head=head,
         device=device,
         offline=offline,
         progress=progress,
