@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from edge_spec.bundle import open_bundle, read_manifest
 from edge_spec.distill.batch_writer import BatchWriter, Prompt, loops
-from edge_spec.distill.prompt_set import PromptSet
-from edge_spec.distill.prompt_source import ANSWERED_BEFORE, ListedPrompts, listed
+from edge_spec.distill.chat_frame import chat_frame
+from edge_spec.distill.prompt_set import SELF_ASKED, PromptSet
+from edge_spec.distill.prompt_source import ANSWERED_BEFORE, Asker, ListedPrompts, listed
 from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
@@ -24,6 +25,8 @@ from edge_spec.distill.write_texts import default_taps, write_texts
 from edge_spec.errors import RequestError
 from edge_spec.export import add_head
 from edge_spec.prompt_file import read_questions
+from edge_spec.runtime.prompt import PromptEncoder
+from edge_spec.runtime.tokenizer import TextTokenizer
 from head_checkpoints import eagle3_tensors, llama_config, save_head
 from tiny_models import CHAT_TEMPLATE, EOS, IM_END, SIZES, VARIANTS, random_model
 
@@ -293,15 +296,19 @@ def test_shipped_prompts_are_many_and_different_and_those_of_their_seed() -> Non
     prompts, again, other = PromptSet(5), PromptSet(5), PromptSet(6)
 
     def asked(source: PromptSet, number: int) -> str:
-        return json.dumps(source.opening(number, lambda earlier: f"Answer {earlier} says this and that. " * 20))
+        opening = source.opening(number, lambda earlier: f"Answer {earlier} says this and that. " * 20)
+        assert (opening is Asker.TARGET) == (source.kind(number) == SELF_ASKED)
+        return f"the target asks {number}" if opening is Asker.TARGET else json.dumps(opening)
 
     texts = [asked(prompts, number) for number in range(6000)]
     assert len(set(texts)) == 6000
     assert [asked(again, number) for number in (700, 3, 5999)] == [texts[700], texts[3], texts[5999]]
-    assert len(set(texts) & {asked(other, number) for number in range(6000)}) < 2000
+    composed = {text for text in texts if not text.startswith("the target")}
+    assert len(composed & {asked(other, number) for number in range(6000)}) < 1000
     kinds = [prompts.kind(number) for number in range(6000)]
-    assert len(set(kinds)) == 13
-    assert all(kinds.count(kind) > 60 for kind in set(kinds))
+    assert len(set(kinds)) == 14
+    assert all(kinds.count(kind) > 30 for kind in set(kinds))
+    assert 2800 < kinds.count(SELF_ASKED) < 3200
 
 
 def test_prompts_build_only_on_answers_that_are_there() -> None:
@@ -316,6 +323,8 @@ def test_prompts_build_only_on_answers_that_are_there() -> None:
             return f"This is what was answered to {earlier}. " * 60
 
         messages = prompts.opening(number, answer_to)
+        if messages is Asker.TARGET:
+            continue
         assert [message["role"] for message in messages] in (["user"], ["user", "assistant", "user"])  # type: ignore[index]
         assert all("{" not in message["content"] for message in messages if prompts.kind(number) != "code")  # type: ignore[index]
     assert len(asked) > 100
@@ -326,6 +335,58 @@ def test_a_target_with_a_template_answers_shipped_prompts(tiny_bundle: Callable[
     written = write_texts(bundle, PromptSet(0), tmp_path, texts=3, batch=2, max_new_tokens=6)
     assert len(written.files) == 3
     assert all(written.files.lengths(index)[1] > 20 for index in range(3))
+
+
+class _SelfAsked:
+    """Prompts that the target asks."""
+
+    name = "self-asked"
+
+    def __len__(self) -> int:
+        return 9
+
+    def opening(self, number: int, answer_to: Callable[[int], str]) -> Asker:
+        return Asker.TARGET
+
+
+def test_a_target_asks_itself_and_answers(tiny_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    bundle = open_bundle(tiny_bundle(chat_template=CHAT_TEMPLATE, eos=IM_END, max_position_embeddings=1024))
+    tokenizer = TextTokenizer(bundle.tokenizer_path)
+    encode = PromptEncoder(tokenizer, bundle.manifest, bundle.chat_template(), 1024).encode
+    frame = chat_frame(encode)
+    message = [{"role": "user", "content": "Tell me more."}]
+    assert [*frame.before, *tokenizer.encode("Tell me more."), *frame.behind] == encode(message)
+
+    def write(folder: str, batch: int) -> TapFiles:
+        return write_texts(bundle, _SelfAsked(), tmp_path / folder, batch=batch, max_new_tokens=9).files
+
+    files, again = write("first", 4), write("again", 4)
+    questions = set()
+    for index in range(9):
+        text = files.read(index)
+        prompt = text.token_ids[: text.prompt_length].tolist()
+        assert prompt[: len(frame.before)] == list(frame.before)
+        assert prompt[-len(frame.behind) :] == list(frame.behind)
+        question = prompt[len(frame.before) : -len(frame.behind)]
+        assert len(question) <= 256 and IM_END not in question
+        questions.add(tuple(question))
+        assert 1 <= text.answer_length <= 9
+        assert not text.top_ids[: text.prompt_length - 1].any() and text.top_log_probs[text.prompt_length - 1].any()
+        assert np.array_equal(text.token_ids, again.read(index).token_ids)
+        read = TargetBatch(bundle, files.header.taps, 1, 1024).read(0, text.token_ids.tolist())
+        assert np.allclose(text.taps, read.taps, atol=0.02, rtol=0.01)
+    assert len(questions) == 9
+
+
+def test_a_template_that_ends_with_the_message_is_no_frame() -> None:
+    with pytest.raises(RequestError, match="nothing behind a message"):
+        chat_frame(lambda messages: [1, 2, *messages[0]["content"].encode()])
+
+
+def test_a_context_without_room_for_a_question_is_told(tiny_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    bundle = tiny_bundle(chat_template=CHAT_TEMPLATE)
+    with pytest.raises(RequestError, match="which the chat template takes alone"):
+        write_texts(bundle, _SelfAsked(), tmp_path, max_new_tokens=8, max_prompt_tokens=3)
 
 
 def test_recorded_prompts_are_taken(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def columns_of(ids: np.ndarray, vocabulary: int = 40) -> torch.Tensor:
 
 IDS = np.sort(np.random.default_rng(5).permutation(40)[:25]).astype(np.int64)
 EMBEDDING = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+LM_HEAD = 0.3 * torch.randn(25, 16, generator=torch.Generator().manual_seed(2))
 
 
 class CachedHead:
@@ -100,7 +101,7 @@ class CachedHead:
         normed = self.norm(stream, "midlayer.post_attention_layernorm.weight")
         gate, up = (weights[f"midlayer.mlp.{name}_proj.weight"] @ normed for name in ("gate", "up"))
         output = stream + weights["midlayer.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
-        return output, weights["lm_head.weight"] @ self.norm(output, "norm.weight")
+        return output, LM_HEAD.double() @ self.norm(output, "norm.weight")
 
     def rewind(self, length: int) -> None:
         del self.keys[length:], self.values[length:]
@@ -139,7 +140,7 @@ def test_all_rollouts_at_once_are_what_drafting_one_by_one_gives(
         outcomes = list(roll_out(head, EMBEDDING, batch, steps))
     seen = 0
     for step, outcome in enumerate(outcomes):
-        logits = head.logits(outcome.outputs)
+        logits = head.normed(outcome.outputs) @ LM_HEAD.T
         for row, given_logits in zip(outcome.rows.tolist(), logits, strict=True):
             text = max(at for at, span in enumerate(batch.spans) if span.start <= row)
             start = row - batch.spans[text].start - step - 1
@@ -154,7 +155,7 @@ def test_only_what_an_answer_is_drafted_from_and_compared_with_moves_the_weights
 
     def gradient(changed: TappedText) -> torch.Tensor:
         head = random_head()
-        student = HeadStudent(head, EMBEDDING, IDS, run.steps)
+        student = HeadStudent(head, EMBEDDING, LM_HEAD, IDS, run.steps)
         batch_loss(student, pack([changed], columns_of(IDS), 64), run).backward()
         return torch.cat([parameter.grad.reshape(-1) for parameter in head.parameters() if parameter.grad is not None])
 
@@ -180,9 +181,13 @@ def test_each_step_weighs_less_than_the_one_before() -> None:
     of_steps = []
     for step, outcome in enumerate(roll_out(head, EMBEDDING, batch, 3)):
         probabilities = batch.probabilities[outcome.rows]
-        cross_entropy, overlap = draft_losses(head.logits(outcome.outputs), batch.columns[outcome.rows], probabilities)
+        cross_entropy, overlap = draft_losses(
+            head.normed(outcome.outputs) @ LM_HEAD.T, batch.columns[outcome.rows], probabilities
+        )
         of_steps.append(0.5**step * (cross_entropy + probabilities.sum(1) - overlap).sum() / 11)
-    loss = batch_loss(HeadStudent(head, EMBEDDING, IDS, 3), batch, TrainSettings(epochs=1, steps=3, depth_weight=0.5))
+    loss = batch_loss(
+        HeadStudent(head, EMBEDDING, LM_HEAD, IDS, 3), batch, TrainSettings(epochs=1, steps=3, depth_weight=0.5)
+    )
     torch.testing.assert_close(loss, sum(of_steps))
 
 
@@ -229,7 +234,6 @@ def test_acceptance_counts_drafts_up_to_the_first_wrong_token() -> None:
         head.midlayer.self_attn.k_proj.weight[:, :4] = 100 * torch.eye(4)
         head.midlayer.self_attn.v_proj.weight[:, :4] = torch.eye(4)
         head.midlayer.self_attn.o_proj.weight.copy_(1000 * torch.eye(4))
-        head.lm_head.weight.copy_(torch.eye(4)[:3])
     head.rotate.sines.zero_()
     head.rotate.cosines.fill_(1.0)
     tokens = np.array([3, 0, 0, 0, 1, 3], np.int32)
@@ -242,7 +246,7 @@ def test_acceptance_counts_drafts_up_to_the_first_wrong_token() -> None:
         np.full((6, 1), math.log(0.5), np.float16),
     )
     batch = pack([text], columns_of(np.arange(3), 4), 64)
-    measured = measure_acceptance(HeadStudent(head, embedding, np.arange(3)), [batch])
+    measured = measure_acceptance(HeadStudent(head, embedding, torch.eye(4)[:3], np.arange(3)), [batch])
     # Starts are rows 0 to 3. At step 0 they read 0, 0, 0, 1 and propose that; the target wants 0, 0, 1, 3.
     # At step 1 row 0 proposes 0 and is right, row 1 proposes 0 where 1 is wanted. At step 2 row 0 proposes 0, wanted 1.
     assert measured.by_position == pytest.approx((2 / 4, 1 / 2, 0.0, 0.0))
@@ -258,7 +262,7 @@ def test_a_sampled_token_that_is_not_the_likeliest_ends_what_is_measured() -> No
     likeliest = text.top_ids[:, 0]
     agrees = likeliest[text.prompt_length : -2] == text.token_ids[text.prompt_length + 1 : -1]
     assert not agrees.any()
-    measured = measure_acceptance(HeadStudent(random_head(), EMBEDDING, IDS), [batch])
+    measured = measure_acceptance(HeadStudent(random_head(), EMBEDDING, LM_HEAD, IDS), [batch])
     assert measured.by_position[1:] == (0.0, 0.0, 0.0)
 
 

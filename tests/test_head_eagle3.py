@@ -101,6 +101,29 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_without_lm_head_has_the_rows_of_its_targets(tied: bool, tmp_path: Path) -> None:
+    model = random_model(seed=4, num_hidden_layers=LAYERS, tie_word_embeddings=tied)
+    target = save_checkpoint(tmp_path / "target", model)
+    bundle = export_pair(target, None, tmp_path / "bare", recipe="fp32", check=False).path
+    checkpoint, tensors = head_of(tmp_path / "head")
+    tensors["lm_head.weight"] = model.lm_head.weight.detach()[IDS]
+    kept = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    config = json.loads((checkpoint / "config.json").read_text())
+    shared = save_head(tmp_path / "shared", config, kept)
+    head = HeadGraph(add_head(bundle, shared, output=tmp_path / "bundle", recipe="fp32").path)
+    reference = Reference(tensors, model.model.embed_tokens.weight.detach())
+    taps = np.random.default_rng(5).normal(size=(4, 3 * HIDDEN)).astype(np.float32)
+    found, _ = head.call([3, 1, 4, 1], taps)
+    expected, _ = reference.run(reference.fused(taps), [3, 1, 4, 1])
+    assert np.abs(found - in_id_order(expected)).max() < 1e-4
+
+    (target / "model.safetensors").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="the head needs the lm_head of its target"):
+        add_head(bundle, shared, output=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("stored", "recipe", "error"),

@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
     training.add_argument(
         "--start-from", type=Path, metavar="DIR", help="a draft of this kind to go on from, as in DIR/head"
     )
-    training.add_argument("--draft-vocab", type=_count, metavar="N", help="ids that the draft proposes (8k)")
+    training.add_argument("--draft-vocab", type=_count, metavar="N", help="ids that the draft proposes (16k)")
     training.add_argument("--steps", type=int, metavar="N", help="own steps that a head learns from (3)")
     training.add_argument("--learning-rate", type=float, metavar="R", help="the highest one (0.001)")
     training.add_argument("--seed", type=int, metavar="S", help="one seed gives one draft (0)")

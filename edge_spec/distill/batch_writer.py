@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
 
+# A question is drawn as it comes; at lower temperatures all of them are about the same few things.
+_ASKING_TEMPERATURE = np.float32(1.0)
 # A text that says the same over and over is ended: a period of at most so many tokens, at least four times, and so many
 # tokens in all.
 _LONGEST_PERIOD = 20
@@ -18,23 +20,56 @@ _SHORTEST_LOOP = 24
 
 
 @dataclass(frozen=True)
+class Question:
+    """One that the target writes itself: what follows it, at least one token, and how many tokens it has at most."""
+
+    behind: Sequence[int]
+    most: int
+
+
+@dataclass(frozen=True)
 class Prompt:
-    """What is to be answered next: its number, which decides its dice, and token ids."""
+    """What is to be answered next.
+
+    Attributes:
+        number: decides its dice.
+        token_ids: the prompt, or what stands before the question.
+        question: what the target asks behind that; ``None`` where all is said.
+    """
 
     number: int
     token_ids: Sequence[int]
+    question: Question | None = None
 
 
 @dataclass
 class _Open:
-    """A text that is being written."""
+    """A text that is being written.
+
+    Attributes:
+        number: of its prompt.
+        prompt_length: tokens up to where the next thing was begun to be written, a question or the answer.
+        token_ids: what there is.
+        greedy: how it is answered.
+        dice: what is drawn by.
+        question: what is being asked; ``None`` before an answer.
+        said: tokens that come next, whatever the target thinks of them.
+        over: whether the answer is there.
+    """
 
     number: int
     prompt_length: int
     token_ids: list[int]
     greedy: bool
     dice: np.random.Generator
+    question: Question | None = None
+    said: list[int] = field(default_factory=list)
     over: bool = False
+
+    @property
+    def written(self) -> int:
+        """Tokens of what is being written."""
+        return len(self.token_ids) - self.prompt_length
 
 
 class BatchWriter:
@@ -109,11 +144,10 @@ class BatchWriter:
         """Read a prompt into a slot and choose the first token of its answer."""
         dice = np.random.default_rng([self._seed, prompt.number])
         length = len(prompt.token_ids)
-        text = _Open(prompt.number, length, list(prompt.token_ids), bool(dice.random() < 0.5), dice)
+        greedy = bool(dice.random() < 0.5)
+        text = _Open(prompt.number, length, list(prompt.token_ids), greedy, dice, prompt.question)
         rows = self._target.read(slot, prompt.token_ids)
         self._taps[slot, :length] = rows.taps
-        self._top_ids[slot, : length - 1] = 0
-        self._top_log_probs[slot, : length - 1] = 0
         self._top_ids[slot, length - 1] = rows.top_ids[-1]
         self._top_log_probs[slot, length - 1] = rows.top_log_probs[-1]
         self._choose(text, rows.top_ids[-1], rows.top_logits[-1])
@@ -121,27 +155,51 @@ class BatchWriter:
 
     def _choose(self, text: _Open, top_ids: np.ndarray, top_logits: np.ndarray) -> None:
         """Append the next token of a text, and note whether it was the last one."""
-        place = 0
-        if not text.greedy:
-            shares = np.cumsum(np.exp((top_logits - top_logits[0]) / self._temperature, dtype=np.float64))
-            place = min(int(np.searchsorted(shares, text.dice.random() * shares[-1], "right")), len(shares) - 1)
-        token = int(top_ids[place])
-        text.token_ids.append(token)
-        answer = len(text.token_ids) - text.prompt_length
-        text.over = token in self._ends or answer >= self._max_new_tokens or loops(text.token_ids, answer)
+        if text.said:
+            _say(text)
+        elif text.question is not None:
+            self._ask(text, text.question, int(top_ids[_draw(top_logits, _ASKING_TEMPERATURE, text.dice)]))
+        else:
+            place = 0 if text.greedy else _draw(top_logits, self._temperature, text.dice)
+            text.token_ids.append(int(top_ids[place]))
+            text.over = self._ends_with(text, self._max_new_tokens)
+
+    def _ask(self, text: _Open, question: Question, token: int) -> None:
+        """Go on with a question, or say what is behind it in the place of its end."""
+        if token not in self._ends:
+            text.token_ids.append(token)
+            if not self._ends_with(text, question.most):
+                return
+        text.question, text.said = None, list(question.behind)
+        if token in self._ends:
+            _say(text)
+
+    def _ends_with(self, text: _Open, most: int) -> bool:
+        """Whether what is being written ends with its last token."""
+        return text.token_ids[-1] in self._ends or text.written >= most or loops(text.token_ids, text.written)
 
     def _finish(self, slot: int) -> TappedText:
         """Take a text out of its slot."""
         text = self._texts.pop(slot)
         self._target.free(slot)
         length = len(text.token_ids)
-        return TappedText(
-            np.array(text.token_ids, np.int32),
-            text.prompt_length,
-            self._taps[slot, :length].copy(),
-            self._top_ids[slot, :length].copy(),
-            self._top_log_probs[slot, :length].copy(),
-        )
+        top_ids, top_log_probs = self._top_ids[slot, :length].copy(), self._top_log_probs[slot, :length].copy()
+        top_ids[: text.prompt_length - 1] = 0
+        top_log_probs[: text.prompt_length - 1] = 0
+        token_ids, taps = np.array(text.token_ids, np.int32), self._taps[slot, :length].copy()
+        return TappedText(token_ids, text.prompt_length, taps, top_ids, top_log_probs)
+
+
+def _say(text: _Open) -> None:
+    """Append what comes next; behind the last of it begins the answer."""
+    text.token_ids.append(text.said.pop(0))
+    text.prompt_length = len(text.token_ids)
+
+
+def _draw(logits: np.ndarray, temperature: np.float32, dice: np.random.Generator) -> int:
+    """Draw a place in logits that descend."""
+    shares = np.cumsum(np.exp((logits - logits[0]) / temperature, dtype=np.float64))
+    return min(int(np.searchsorted(shares, dice.random() * shares[-1], "right")), len(shares) - 1)
 
 
 def loops(token_ids: Sequence[int], answer: int) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from edge_spec.bundle import read_manifest
-from edge_spec.distill.prompt_set import PromptSet
+from edge_spec.distill.prompt_set import SELF_ASKED, PromptSet
 from edge_spec.distill.prompt_source import PromptSource, listed
 from edge_spec.distill.run_check import check_run
 from edge_spec.distill.tap_files import HEADER, TapFiles
@@ -178,7 +179,8 @@ def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int]
 
 def _unused(shipped: PromptSet, used: int) -> list[Question]:
     """The last of the shipped prompts, as far as they are not among the first ``used``."""
-    numbers = range(max(used, len(shipped) - _MOST_ASKED), len(shipped))
+    free = (number for number in reversed(range(used, len(shipped))) if shipped.kind(number) != SELF_ASKED)
+    numbers = sorted(islice(free, _MOST_ASKED))
     if not numbers:
         raise EdgeSpecError("All of the shipped prompts were learned from, so none is left to measure with.")
     return [Question(number, str(number), shipped.kind(number), _asked(shipped, number)) for number in numbers]
@@ -186,4 +188,4 @@ def _unused(shipped: PromptSet, used: int) -> list[Question]:
 
 def _asked(shipped: PromptSet, number: int) -> Opening:
     """The messages of a shipped prompt, with what stands in where no answer has been given yet."""
-    return tuple(shipped.opening(number, lambda earlier: ""))  # type: ignore[return-value]
+    return tuple(cast("Sequence[Mapping[str, Any]]", shipped.opening(number, lambda earlier: "")))

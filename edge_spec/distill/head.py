@@ -76,7 +76,6 @@ class Head(nn.Module):
         self.fc = nn.Linear(len(config.tap_layers) * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = Layer(config)
         self.norm = Norm(config.hidden_size, config.norm_epsilon)
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocabulary_size, bias=False)
         self.rotate = Rotation(Rope(config.rope_theta, config.head_size), config.context_length)
 
     def pairs(self, features: Tensor, embedded: Tensor) -> Tensor:
@@ -106,7 +105,7 @@ class Head(nn.Module):
         result: Tensor = stream + self.midlayer.mlp(self.midlayer.post_attention_layernorm(stream))
         return result
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Logits over the draft vocabulary, float32 [rows, draft vocabulary]."""
-        logits: Tensor = self.lm_head(self.norm(outputs))
-        return logits
+    def normed(self, outputs: Tensor) -> Tensor:
+        """What the target's lm_head reads, float32 [rows, hidden]."""
+        normed: Tensor = self.norm(outputs)
+        return normed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from edge_spec.distill.draft_ids import choose_draft_ids
@@ -20,6 +21,7 @@ from edge_spec.distill.text_batch import TextBatch
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export.checkpoint import Checkpoint
+from edge_spec.export.lm_head_rows import lm_head_rows
 
 
 @dataclass
@@ -29,19 +31,21 @@ class HeadStudent:
     Attributes:
         network: the head.
         embedding: [vocabulary, hidden], the target's.
+        lm_head: float32 [draft vocabulary, hidden], the target's rows.
         draft_ids: int64 [draft vocabulary], ascending.
         learned_steps: how many steps of its own drafting it learns from.
     """
 
     network: Head
     embedding: Tensor
+    lm_head: Tensor
     draft_ids: Ids
     learned_steps: int = 3
 
     def roll_out(self, batch: TextBatch, steps: int) -> Iterator[DraftedStep]:
         """Let it read its own output from the second step on."""
         for step in roll_out(self.network, self.embedding, batch, steps):
-            yield DraftedStep(step.rows, self.network.logits(step.outputs))
+            yield DraftedStep(step.rows, self.network.normed(step.outputs) @ self.lm_head.T)
 
     def write(self, folder: Path) -> None:
         """Write its two files."""
@@ -90,8 +94,9 @@ def begin_head(
     if begun is None:
         ids = choose_draft_ids(shares, checkpoint.vocabulary, settings.draft_vocabulary)
         config = head_config(checkpoint, taps, len(ids), settings.intermediate_size)
-        head = initial_head(checkpoint, config, ids, settings.start, settings.seed)
+        head = initial_head(checkpoint, config, settings.start, settings.seed)
     else:
         head, ids = begun
     device = settings.device
-    return HeadStudent(head.to(device), read_embedding(checkpoint).to(device), ids, settings.steps)
+    lm_head = torch.from_numpy(lm_head_rows(checkpoint, ids)).to(device)
+    return HeadStudent(head.to(device), read_embedding(checkpoint).to(device), lm_head, ids, settings.steps)

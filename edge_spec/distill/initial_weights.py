@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,19 +24,6 @@ def read_embedding(checkpoint: Checkpoint) -> Tensor:
         stop = min(start + _ROWS_AT_ONCE, rows)
         embedding[start:stop] = torch.from_numpy(checkpoint.rows("embed_tokens.weight", start, stop))
     return embedding
-
-
-def lm_head_rows(checkpoint: Checkpoint, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Rows of the target's lm_head, float32 [ids, hidden], for ``ids``, int64, ascending."""
-    facts = checkpoint.architecture
-    name = "embed_tokens.weight" if facts.tied_embeddings else "lm_head.weight"
-    found = np.empty((len(ids), facts.hidden_size), np.float32)
-    for start in range(0, facts.logits_size, _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, facts.logits_size)
-        first, last = np.searchsorted(ids, (start, stop))
-        if first < last:
-            found[first:last] = checkpoint.rows(name, start, stop)[ids[first:last] - start]
-    return found
 
 
 def head_config(
@@ -64,7 +49,6 @@ def head_config(
 def initial_head(
     checkpoint: Checkpoint,
     config: HeadConfig,
-    draft_ids: npt.NDArray[np.int64],
     start: Literal["target", "random"],
     seed: int,
 ) -> Head:
@@ -73,7 +57,6 @@ def initial_head(
     Args:
         checkpoint: the target.
         config: the head's sizes.
-        draft_ids: int64 [draft vocabulary], the ids it proposes.
         start: ``target`` for the target's last layer, which reads the last tap; ``random`` for random matrices.
         seed: of what is random.
     """
@@ -83,7 +66,6 @@ def initial_head(
         for parameter in head.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0.0, _SPREAD, generator=generator)
-        head.lm_head.weight.copy_(torch.from_numpy(lm_head_rows(checkpoint, draft_ids)))
         head.norm.weight.copy_(torch.from_numpy(read_final_norm(checkpoint)))
         if start == "target":
             _take_last_layer(head, checkpoint)

@@ -1,14 +1,19 @@
-"""The prompts that ship: of the kinds that a chat assistant meets, made of templates and words."""
+"""The prompts that ship: of the kinds that a chat assistant meets, made of templates and words, or asked by the target.
+
+Templates bring the kinds of tasks, but are soon known by heart. What the target writes in the user's place is as varied
+as what it was trained on (Xu et al. 2024, Magpie, arXiv 2406.08464).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from edge_spec.distill.prompt_source import ANSWERED_BEFORE, Opening
+from edge_spec.distill.prompt_source import ANSWERED_BEFORE, Asker, Opening
 from edge_spec.distill.prompt_templates import (
     ARITHMETIC,
     CODE,
@@ -51,8 +56,12 @@ from edge_spec.distill.prompt_words import (
 # So many distinct ones there are at least, whatever the seed.
 SHIPPED_PROMPTS = 20_000
 
-# An answer is a passage if it has so many characters, of which no more than these are used.
-_SHORTEST_PASSAGE, _LONGEST_PASSAGE = 200, 1200
+# The kind of those that the target asks.
+SELF_ASKED = "self-asked"
+
+# An answer is a passage if it has so many characters. So many answers make one together, of which no more characters
+# than these are used.
+_SHORTEST_PASSAGE, _LONGEST_PASSAGE, _MOST_ANSWERS = 200, 1800, 3
 _SEARCHED = 32
 
 
@@ -62,7 +71,7 @@ class _Ask:
 
     Attributes:
         kind: what sort of task it is.
-        text: what the user says; ``{passage}`` in it stands for a passage.
+        text: what the user says; ``{passage}`` in it stands for a passage. Empty where the target asks.
         passage: one that can be used where no answer can.
     """
 
@@ -74,13 +83,13 @@ class _Ask:
 class PromptSet:
     """The shipped prompts in the order of a seed, all different.
 
-    Some ask about a passage, for which an earlier answer of the target is taken where there is a good one, and some go
-    on with an earlier conversation.
+    Half of them are asked by the target. Of the others, some ask about a passage, for which earlier answers of the
+    target are taken where there are good ones, and some go on with an earlier conversation.
     """
 
     def __init__(self, seed: int = 0) -> None:
         """Begin the set of a seed, an integer of at least 0."""
-        self.name = "shipped 2"
+        self.name = "shipped 3"
         self._dice = np.random.default_rng([seed, 0x5E7])
         self._asks: list[_Ask] = []
         self._seen: set[str] = set()
@@ -94,29 +103,33 @@ class PromptSet:
         """What sort of task a prompt is."""
         return self._ask(number).kind
 
-    def opening(self, number: int, answer_to: Callable[[int], str]) -> Opening:
+    def opening(self, number: int, answer_to: Callable[[int], str]) -> Opening | Asker:
         """The messages of a prompt; see :class:`edge_spec.distill.prompt_source.PromptSource`."""
         ask = self._ask(number)
-        earlier = self._earlier(number, answer_to) if ask.passage or ask.kind == "follow-up" else None
+        if ask.kind == SELF_ASKED:
+            return Asker.TARGET
         if ask.kind == "follow-up":
-            said, answer = earlier or (_plain(self._asks[0]), "Could you say more precisely what you need?")
-            return [_message("user", said), _message("assistant", answer), _message("user", ask.text)]
-        if not ask.passage:
-            return [_message("user", ask.text)]
+            first = next(other for other in self._asks if other.kind != SELF_ASKED)
+            said, answer = next(
+                self._earlier(number, answer_to), (_plain(first), "Could you say more precisely what you need?")
+            )
+            return [_message("user", said), _message("assistant", _shortened(answer)), _message("user", ask.text)]
+        passage = ask.passage
         # Half of the passages are composed ones, whose facts nobody knows by heart.
-        passage = earlier[1] if earlier and number % 2 else ask.passage
+        if passage and number % 2:
+            earlier = islice(self._earlier(number, answer_to), 1 + number // 2 % _MOST_ANSWERS)
+            passage = _shortened("\n\n".join(answer for _, answer in earlier)) or passage
         return [_message("user", ask.text.replace("{passage}", passage))]
 
-    def _earlier(self, number: int, answer_to: Callable[[int], str]) -> tuple[str, str] | None:
-        """What was asked, and the answer, of the last prompt that may be used and has a passage for its answer."""
+    def _earlier(self, number: int, answer_to: Callable[[int], str]) -> Iterator[tuple[str, str]]:
+        """What was asked, and the answer, of the last prompts that may be used and have a passage for their answer."""
         last = number - ANSWERED_BEFORE
         for other in range(last, max(-1, last - _SEARCHED), -1):
             ask = self._ask(other)
             if ask.kind in _PROSE:
                 answer = answer_to(other)
                 if len(answer) >= _SHORTEST_PASSAGE:
-                    return ask.text, _shortened(answer)
-        return None
+                    yield ask.text, answer
 
     def _ask(self, number: int) -> _Ask:
         while len(self._asks) <= number:
@@ -124,7 +137,9 @@ class PromptSet:
             if kind == "follow-up" and len(self._asks) < ANSWERED_BEFORE + _SEARCHED:
                 continue  # nothing has been said yet
             ask = _KINDS[kind][1](self)
-            if ask.passage or kind == "follow-up":
+            if kind == SELF_ASKED:
+                is_new = True
+            elif ask.passage or kind == "follow-up":
                 # What was said before sets them apart, which those that are close may have in common.
                 is_new = all(other.text != ask.text for other in self._asks[-_SEARCHED:])
             else:
@@ -222,6 +237,9 @@ class PromptSet:
     def _extraction(self) -> _Ask:
         return _Ask("extraction", self._pick(EXTRACTION), self._passage())
 
+    def _self_asked(self) -> _Ask:
+        return _Ask(SELF_ASKED, "")
+
     def _follow_up(self) -> _Ask:
         return _Ask("follow-up", self._pick(FOLLOW_UPS))
 
@@ -276,4 +294,5 @@ _KINDS: dict[str, tuple[int, Callable[[PromptSet], _Ask]]] = {
     "reading": (4, PromptSet._reading),
     "extraction": (2, PromptSet._extraction),
     "follow-up": (5, PromptSet._follow_up),
+    SELF_ASKED: (100, PromptSet._self_asked),
 }

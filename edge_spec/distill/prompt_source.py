@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,12 @@ from edge_spec.errors import RequestError
 from edge_spec.prompt_file import Question
 
 Opening = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+class Asker(Enum):
+    """Who asks, where nobody else does."""
+
+    TARGET = "the target, in the user's place of its chat template"
 
 
 class PromptSource(Protocol):
@@ -29,8 +36,8 @@ class PromptSource(Protocol):
         """How many there are."""
         ...
 
-    def opening(self, number: int, answer_to: Callable[[int], str]) -> Opening:
-        """What is asked: text, token ids or messages.
+    def opening(self, number: int, answer_to: Callable[[int], str]) -> Opening | Asker:
+        """What is asked: text, token ids or messages; or who is to ask.
 
         Args:
             number: from 0.

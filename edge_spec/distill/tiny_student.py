@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edge_spec.distill.draft_ids import choose_draft_ids
-from edge_spec.distill.initial_weights import lm_head_rows, read_embedding
+from edge_spec.distill.initial_weights import read_embedding
 from edge_spec.distill.student import DraftedStep, Ids
 from edge_spec.distill.text_batch import TextBatch
 from edge_spec.distill.tiny_files import TinyFiles, read_draft_ids
@@ -21,6 +21,7 @@ from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.errors import EdgeSpecError, UnsupportedError
 from edge_spec.export.architecture import Architecture
 from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.export.lm_head_rows import lm_head_rows
 
 _SPREAD = 0.02
 

@@ -59,7 +59,7 @@ class TrainSettings:
     minutes: float | None = None
     epochs: float | None = None
     kind: Kind = "head"
-    draft_vocabulary: int = 8192
+    draft_vocabulary: int = 16384
     intermediate_size: int | None = None
     steps: int = 3
     depth_weight: float = 0.8
@@ -68,7 +68,7 @@ class TrainSettings:
     warmup_steps: int = 50
     weight_decay: float = 0.01
     clip: float = 1.0
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
     text_tokens: int = 2048
     held_out_share: float = 0.05
     held_out_tokens: int = 20_000

@@ -7,10 +7,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from edge_spec.bundle import Bundle, open_bundle
-from edge_spec.distill.batch_writer import BatchWriter, Prompt
-from edge_spec.distill.prompt_source import ANSWERED_BEFORE, ListedPrompts, PromptSource
+from edge_spec.distill.batch_writer import BatchWriter, Prompt, Question
+from edge_spec.distill.chat_frame import ChatFrame, chat_frame
+from edge_spec.distill.prompt_source import ANSWERED_BEFORE, Asker, ListedPrompts, PromptSource
 from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.target_batch import TargetBatch
@@ -26,6 +28,7 @@ DEFAULT_NEW_TOKENS = 256
 DEFAULT_PROMPT_TOKENS = 512
 
 _TEXTS_PER_FILE = 32
+_LONGEST_QUESTION = 256
 _NO_LIMIT = 1 << 62  # long prompts are cut here, not refused
 
 
@@ -182,8 +185,21 @@ class _Run:
             return None
         number = self._next
         self._next += 1
-        ids = self._encoder.encode(self._prompts.opening(number, self._answer_to))
-        return Prompt(number, ids[-self._longest_prompt :])
+        opening = self._prompts.opening(number, self._answer_to)
+        if opening is Asker.TARGET:
+            frame = self._frame
+            room = self._longest_prompt - len(frame.before) - len(frame.behind)
+            if room < 1:
+                raise RequestError(
+                    f"A prompt has {self._longest_prompt} tokens at most, which the chat template takes alone; let "
+                    "answers be shorter, or give a file of prompts."
+                )
+            return Prompt(number, frame.before, Question(frame.behind, min(room, _LONGEST_QUESTION)))
+        return Prompt(number, self._encoder.encode(opening)[-self._longest_prompt :])
+
+    @cached_property
+    def _frame(self) -> ChatFrame:
+        return chat_frame(self._encoder.encode)
 
     def _answer_to(self, number: int) -> str:
         text = self._waiting[number] if number in self._waiting else self.files.read(number)

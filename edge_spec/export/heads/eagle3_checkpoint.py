@@ -11,14 +11,16 @@ import numpy.typing as npt
 from edge_spec.errors import CheckpointError, UnsupportedError
 from edge_spec.export.checkpoint import Float32Array
 from edge_spec.export.graph_taps import eagle3_taps
-from edge_spec.export.heads.draft_columns import columns_of
+from edge_spec.export.heads.draft_columns import DraftColumns, columns_of
 from edge_spec.export.heads.head_config import read_sizes
 from edge_spec.export.heads.head_folder import HeadFolder
 from edge_spec.export.heads.head_layer import read_head_layer
 from edge_spec.export.heads.head_tensors import HeadTensors
 from edge_spec.export.heads.recurrent_head import HeadLayer, OwnEmbedding, RecurrentHead
+from edge_spec.export.heads.target_checkpoint import checkpoint_of
+from edge_spec.export.lm_head_rows import lm_head_rows
 from edge_spec.export.metadata import Metadata
-from edge_spec.manifest import Manifest
+from edge_spec.manifest import Manifest, ModelRecord
 
 # Where the layer lies: SafeAILab and SpecForge, speculators.
 _LAYERS = ("midlayer.", "layers.0.")
@@ -61,13 +63,13 @@ def read_eagle3(folder: HeadFolder, manifest: Manifest, taps: Sequence[int] | No
     if taps is None:
         taps = options.taps(target.layers)
     order = _ascending(taps, target.layers, config.where)
-    lm_head_rows = options.columns
-    columns = columns_of(tensors, lm_head_rows, manifest.vocab_size)
+    count = options.columns
+    columns = columns_of(tensors, count, manifest.vocab_size)
     head = RecurrentHead(
         kind="eagle3",
         source=folder.source,
         sha256=folder.sha256(),
-        architecture=architecture(lm_head_rows),
+        architecture=architecture(count),
         taps=tuple(int(taps[index]) for index in order),
         tap_norm=_of_taps(options.tap_norm(tensors, len(taps) * sizes.hidden), order),
         fuse=_of_taps(tensors.read("fc.weight", sizes.hidden, len(taps) * sizes.hidden), order),
@@ -77,7 +79,7 @@ def read_eagle3(folder: HeadFolder, manifest: Manifest, taps: Sequence[int] | No
         layer=HeadLayer(layer, reads_pairs=True, normed_residual=options.flag("norm_before_residual")),
         final_norm=tensors.read("norm.weight", sizes.hidden),
         normed_feature=options.flag("norm_output"),
-        lm_head=tensors.read("lm_head.weight", lm_head_rows, sizes.hidden)[columns.order],
+        lm_head=_lm_head(tensors, columns, manifest.target, (count, sizes.hidden)),
         ids=columns.ids,
         embedding=_own_embedding(tensors, target.readable_ids, sizes.hidden),
     )
@@ -161,6 +163,15 @@ def _of_taps(values: Float32Array | None, order: npt.NDArray[np.int64]) -> Float
         return None
     parts = values.reshape(*values.shape[:-1], len(order), -1)
     return np.ascontiguousarray(parts[..., order, :].reshape(values.shape))
+
+
+def _lm_head(tensors: HeadTensors, columns: DraftColumns, target: ModelRecord, shape: tuple[int, int]) -> Float32Array:
+    """The rows of lm_head in the order of their ids: the target's where the head came without."""
+    name = "lm_head.weight"
+    if name in tensors:
+        return tensors.read(name, *shape)[columns.order]
+    ids = np.arange(shape[0], dtype=np.int64) if columns.ids is None else columns.ids
+    return lm_head_rows(checkpoint_of(target, "lm_head"), ids)
 
 
 def _own_embedding(tensors: HeadTensors, readable_ids: int, hidden: int) -> OwnEmbedding | None:

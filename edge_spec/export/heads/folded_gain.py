@@ -42,7 +42,7 @@ def folded_gain(target: TargetOfBundle, head: HeadTensors) -> Float32Array:
         gain = (plain * stored).sum(axis=0) / np.maximum((plain * plain).sum(axis=0), np.finfo(np.float32).tiny)
         if np.linalg.norm(plain * gain - stored) <= _APART * np.linalg.norm(stored):
             return np.asarray(gain, np.float32)
-    checkpoint = checkpoint_of(target.record)
+    checkpoint = checkpoint_of(target.record, "final norm")
     return checkpoint.tensor("norm.weight") * np.float32(checkpoint.architecture.logits_scale)
 
 

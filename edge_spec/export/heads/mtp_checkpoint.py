@@ -200,4 +200,4 @@ def _final_norm(folder: HeadTensors, manifest: Manifest, hidden: int, gain: floa
     name = next((name for name in _TARGET_NORMS if name in folder), None)
     if name is not None:
         return folder.read(name, hidden) + np.float32(gain)
-    return checkpoint_of(manifest.target).tensor("norm.weight")
+    return checkpoint_of(manifest.target, "final norm").tensor("norm.weight")

@@ -7,8 +7,12 @@ from edge_spec.export.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.manifest import ModelRecord
 
 
-def checkpoint_of(target: ModelRecord) -> Checkpoint:
+def checkpoint_of(target: ModelRecord, needed: str) -> Checkpoint:
     """Open it again.
+
+    Args:
+        target: as the bundle has it.
+        needed: what of it the head needs, for messages.
 
     Raises:
         CheckpointError: it is gone, or not what it was.
@@ -18,11 +22,11 @@ def checkpoint_of(target: ModelRecord) -> Checkpoint:
         same = checkpoint.sha256() == target.source_sha256
     except EdgeSpecError as error:
         raise CheckpointError(
-            f"the head needs the final norm of its target, which this bundle was made of {target.source!r}: {error}"
+            f"the head needs the {needed} of its target, which this bundle was made of {target.source!r}: {error}"
         ) from error
     if not same:
         raise CheckpointError(
-            f"the head needs the final norm of its target, but {target.source!r} has changed since this bundle was "
+            f"the head needs the {needed} of its target, but {target.source!r} has changed since this bundle was "
             "made of it; export the target again"
         )
     return checkpoint

@@ -51,7 +51,7 @@ def write_medusa(
         CheckpointError: a tensor is missing, damaged or does not fit, or the target's checkpoint is gone.
     """
     stage, target = "export head", manifest.target.architecture
-    checkpoint = checkpoint_of(manifest.target)
+    checkpoint = checkpoint_of(manifest.target, "final norm")
     packed = []
     with open_weight_file(weights) as file:
         packer = Packer(file, recipe, manifest.device, signed_integers=not integer_products_saturate())
