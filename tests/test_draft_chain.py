@@ -124,7 +124,8 @@ def test_a_call_drafts_what_single_steps_do(family: str, recipe: str, chained: B
         drafted = model.draft(text, steps, noise, inverse)
         tokens, shares = single_steps(stepwise, text, steps, noise, inverse)
         assert list(drafted.tokens) == tokens
-        np.testing.assert_allclose(drafted.shares, shares, rtol=1e-4)
+        # One row and several round differently, by which an activation may come to the next of its 8-bit steps.
+        np.testing.assert_allclose(drafted.shares, shares, rtol=2e-3 if recipe == "w8a8" else 1e-4)
         assert model.cache.length == stepwise.cache.length
         for each in (model, stepwise):
             each.cache.rollback(stepwise.cache.length - turn % steps)

@@ -27,7 +27,7 @@ from edge_spec.runtime.host_calls import HostCalls
 from edge_spec.runtime.kv_cache import KVCache, SpareBuffers
 from edge_spec.runtime.logit_rows import LogitRows, SelectedRows
 from edge_spec.runtime.model_sessions import choose_graph, open_sessions
-from edge_spec.runtime.shape_choice import ShapeChoice
+from edge_spec.runtime.shape_choice import ShapeChoice, rows_of_one_block
 from edge_spec.runtime.shape_grid import ShapeGrid
 from edge_spec.runtime.tap_rows import MOST_TAP_ROWS, TapRows
 
@@ -120,6 +120,7 @@ class Model:
             # Elsewhere kernels round differently at each width, and one padding row would help nobody.
             exact_rows and self._settings.name == "cpu",
             fixed_rows,
+            rows_of_one_block(record.recipe),
             self._grid,
             int(graph.selects),  # not every provider takes no rows at all where it selects
         )

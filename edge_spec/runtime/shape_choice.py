@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edge_spec.runtime.call_shape import CallShape
 from edge_spec.runtime.shape_grid import ShapeGrid
 
-# No kernel takes rows in smaller blocks than this. In wider calls a last block of one row would round differently, so
-# those get an even number of rows (docs/exactness.md).
-_ONE_BLOCK_ROWS = 16
+# Kernels take rows in blocks, and a last block of one row rounds differently, so calls of more rows than the smallest
+# block has get an even number of them (docs/exactness.md). Where weights share a scale by more than so many, the blocks
+# of some processors have two rows.
+_ONE_BLOCK_ROWS, _PAIR = 16, 2
+_SHARED_SCALE = 32
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,14 @@ class ShapeChoice:
         exact_rows: whether a row must have the same bits whatever rows travel with it. Kernels of a CPU for one row
             round differently from those for several.
         fixed_rows: exactly so many for every call; ``None`` where that goes by the tokens.
+        even_above: calls of more rows than this get an even number, where rows are exact.
         grid: the shapes that calls are snapped to; ``None`` for none.
         least_logit_rows: fewest rows of logits that a call asks for.
     """
 
     exact_rows: bool
     fixed_rows: int | None
+    even_above: int
     grid: ShapeGrid | None
     least_logit_rows: int
 
@@ -50,4 +55,13 @@ class ShapeChoice:
             return self.fixed_rows
         if not self.exact_rows:
             return rows
-        return rows + rows % 2 if rows > _ONE_BLOCK_ROWS else max(rows, 2)
+        return rows + rows % 2 if rows > self.even_above else max(rows, 2)
+
+
+def rows_of_one_block(formats: Mapping[str, str | int]) -> int:
+    """Rows that kernels certainly take together.
+
+    Args:
+        formats: of a model's weights, as its record has them, with the ``block_size`` of int4 ones.
+    """
+    return _PAIR if int(formats.get("block_size", 0)) > _SHARED_SCALE else _ONE_BLOCK_ROWS
