@@ -90,7 +90,7 @@ def test_a_bundle_is_served_until_a_signal_comes(tiny_bundle: Callable[..., Path
         headers = {"Authorization": "Bearer correct-horse"}
         assert httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["id"] == "little"
         answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 4}, headers=headers)
-        assert answer.json()["usage"]["completion_tokens"] == 4
+        assert answer.json()["usage"]["completion_tokens"] in range(1, 5)  # a drawn text may end early
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     finally:
