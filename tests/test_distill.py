@@ -90,6 +90,18 @@ def test_a_run_goes_on_where_it_was_and_a_head_can_be_improved_on(bundle: Path, 
     assert first is not None and second is not None and first != second
 
 
+def test_the_checkpoint_may_have_moved(tmp_path: Path) -> None:
+    model = random_model(num_hidden_layers=4, max_position_embeddings=512)
+    target = save_checkpoint(tmp_path / "target", model, chat_template=CHAT_TEMPLATE)
+    bundle = export_pair(target, None, tmp_path / "bundle", recipe="w8a8", check=False).path
+    moved = target.rename(tmp_path / "moved")
+    assert main([*distill(bundle, tmp_path), "--no-bench"]) == 2
+    assert not (tmp_path / "work").exists()
+    assert main([*distill(bundle, tmp_path), "--no-bench", "--target", str(moved)]) == 0
+    manifest = read_manifest(bundle)
+    assert manifest.head is not None and manifest.target.source == str(moved)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

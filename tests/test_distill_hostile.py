@@ -30,6 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes: dict[str, Any] = {"num_hidden_layers": 4, "max_position_embeddings": 512}
     target = save_checkpoint(folder / "target", random_model(**sizes), chat_template=CHAT_TEMPLATE)
     save_checkpoint(folder / "other", random_model(**sizes, hidden_size=32), chat_template=CHAT_TEMPLATE)
+    save_checkpoint(folder / "alike", random_model(**sizes, seed=9), chat_template=CHAT_TEMPLATE)
     export_pair(target, None, folder / "bundle", recipe="w8a8", check=False)
     (folder / "log.jsonl").write_text("\n".join(json.dumps({"prompt": f"Number {n} says"}) for n in range(6)))
     assert main(distill(folder, folder / "work", "--output", str(folder / "made"))) == 0
@@ -57,6 +58,7 @@ def refused(made: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
     ("options", "message"),
     [
         (["--target", "{made}/other"], "has hidden_size 32, but the target of"),
+        (["--target", "{made}/alike"], "has changed since this bundle was made of it"),
         (["--kind", "tiny", "--target", "{made}/other"], "has hidden_size 32, but the target of"),
         (["--output", "{made}/made"], "already exists"),
         (["--output", "{made}/target", "--overwrite"], "is not a pair bundle"),

@@ -140,7 +140,7 @@ def test_all_rollouts_at_once_are_what_drafting_one_by_one_gives(
         outcomes = list(roll_out(head, EMBEDDING, batch, steps))
     seen = 0
     for step, outcome in enumerate(outcomes):
-        logits = head.normed(outcome.outputs) @ LM_HEAD.T
+        logits = head.norm(outcome.outputs) @ LM_HEAD.T
         for row, given_logits in zip(outcome.rows.tolist(), logits, strict=True):
             text = max(at for at, span in enumerate(batch.spans) if span.start <= row)
             start = row - batch.spans[text].start - step - 1
@@ -182,7 +182,7 @@ def test_each_step_weighs_less_than_the_one_before() -> None:
     for step, outcome in enumerate(roll_out(head, EMBEDDING, batch, 3)):
         probabilities = batch.probabilities[outcome.rows]
         cross_entropy, overlap = draft_losses(
-            head.normed(outcome.outputs) @ LM_HEAD.T, batch.columns[outcome.rows], probabilities
+            head.norm(outcome.outputs) @ LM_HEAD.T, batch.columns[outcome.rows], probabilities
         )
         of_steps.append(0.5**step * (cross_entropy + probabilities.sum(1) - overlap).sum() / 11)
     loss = batch_loss(

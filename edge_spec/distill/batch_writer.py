@@ -20,7 +20,7 @@ _SHORTEST_LOOP = 24
 
 
 @dataclass(frozen=True)
-class Question:
+class OwnQuestion:
     """One that the target writes itself: what follows it, at least one token, and how many tokens it has at most."""
 
     behind: Sequence[int]
@@ -39,7 +39,7 @@ class Prompt:
 
     number: int
     token_ids: Sequence[int]
-    question: Question | None = None
+    question: OwnQuestion | None = None
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Open:
     token_ids: list[int]
     greedy: bool
     dice: np.random.Generator
-    question: Question | None = None
+    question: OwnQuestion | None = None
     said: list[int] = field(default_factory=list)
     over: bool = False
 
@@ -164,7 +164,7 @@ class BatchWriter:
             text.token_ids.append(int(top_ids[place]))
             text.over = self._ends_with(text, self._max_new_tokens)
 
-    def _ask(self, text: _Open, question: Question, token: int) -> None:
+    def _ask(self, text: _Open, question: OwnQuestion, token: int) -> None:
         """Go on with a question, or say what is behind it in the place of its end."""
         if token not in self._ends:
             text.token_ids.append(token)

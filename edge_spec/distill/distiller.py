@@ -127,7 +127,7 @@ def distill(
         draft = work / settings.kind
         training = train(written.files, checkpoint, draft, settings, told, threads)
         if settings.kind == "head":
-            added = add_head(path, draft, output=output, overwrite=overwrite, progress=progress)
+            added = add_head(path, draft, output=output, target=target, overwrite=overwrite, progress=progress)
         else:
             # What rounding costs is part of what is measured, so it is not checked.
             added = add_draft(

@@ -104,8 +104,3 @@ class Head(nn.Module):
         stream = features + self.midlayer.self_attn.o_proj(attended)
         result: Tensor = stream + self.midlayer.mlp(self.midlayer.post_attention_layernorm(stream))
         return result
-
-    def normed(self, outputs: Tensor) -> Tensor:
-        """What the target's lm_head reads, float32 [rows, hidden]."""
-        normed: Tensor = self.norm(outputs)
-        return normed

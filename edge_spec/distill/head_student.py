@@ -45,7 +45,7 @@ class HeadStudent:
     def roll_out(self, batch: TextBatch, steps: int) -> Iterator[DraftedStep]:
         """Let it read its own output from the second step on."""
         for step in roll_out(self.network, self.embedding, batch, steps):
-            yield DraftedStep(step.rows, self.network.normed(step.outputs) @ self.lm_head.T)
+            yield DraftedStep(step.rows, self.network.norm(step.outputs) @ self.lm_head.T)
 
     def write(self, folder: Path) -> None:
         """Write its two files."""

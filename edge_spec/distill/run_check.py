@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from edge_spec.bundle import require_replaceable
@@ -13,6 +14,7 @@ from edge_spec.distill.trainer import require_device
 from edge_spec.distill.write_texts import default_taps
 from edge_spec.errors import CheckpointError, EdgeSpecError
 from edge_spec.export.checkpoint import open_checkpoint
+from edge_spec.export.heads.target_checkpoint import checkpoint_of
 from edge_spec.manifest import Manifest
 
 # Sizes in which a checkpoint and the model that was made from it agree, however the checkpoint is stored.
@@ -64,6 +66,7 @@ def check_run(
             f"{manifest.vocab_size:,}; give the checkpoint that the bundle was exported from (--target)."
         )
     if settings.kind == "head":
+        checkpoint_of(replace(manifest.target, source=checkpoint), "lm_head")  # for the bundle, in the end
         head_to_begin_with(opened, default_taps(facts.layers), settings)
     else:
         tiny_to_begin_with(opened, settings)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from edge_spec.bundle import Bundle, open_bundle
-from edge_spec.distill.batch_writer import BatchWriter, Prompt, Question
+from edge_spec.distill.batch_writer import BatchWriter, OwnQuestion, Prompt
 from edge_spec.distill.chat_frame import ChatFrame, chat_frame
 from edge_spec.distill.prompt_source import ANSWERED_BEFORE, Asker, ListedPrompts, PromptSource
 from edge_spec.distill.tap_files import TapFiles, TapHeader
@@ -194,7 +194,7 @@ class _Run:
                     f"A prompt has {self._longest_prompt} tokens at most, which the chat template takes alone; let "
                     "answers be shorter, or give a file of prompts."
                 )
-            return Prompt(number, frame.before, Question(frame.behind, min(room, _LONGEST_QUESTION)))
+            return Prompt(number, frame.before, OwnQuestion(frame.behind, min(room, _LONGEST_QUESTION)))
         return Prompt(number, self._encoder.encode(opening)[-self._longest_prompt :])
 
     @cached_property

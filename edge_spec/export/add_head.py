@@ -22,6 +22,7 @@ def add_head(
     output: str | os.PathLike[str] | None = None,
     recipe: str | Recipe | None = None,
     taps: Sequence[int] | None = None,
+    target: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     offline: bool = False,
     progress: Progress = silent,
@@ -37,6 +38,8 @@ def add_head(
         recipe: how the head is stored; ``None`` for the device's default.
         taps: behind how many layers the head reads the target, in the order of its weights; ``None`` for what its
             checkpoint says.
+        target: the target's checkpoint, for heads that need what the bundle has in other weights; ``None`` for where
+            the bundle says that it was.
         overwrite: replace another bundle that is already at ``output``.
         offline: take what is named on the hub from its cache only.
         progress: told how far it is.
@@ -51,7 +54,8 @@ def add_head(
     chosen = find_recipe(recipe or DEFAULT_HEAD_RECIPES[manifest.device], manifest.device)
     checkpoint = open_head_folder(head, offline)
     with rebuilt_bundle(opened, output, overwrite, lambda name: name in HEAD_FILES) as rebuilt:
-        bare = replace(manifest, head=None, files={})
+        record = manifest.target if target is None else replace(manifest.target, source=os.fspath(target))
+        bare = replace(manifest, target=record, head=None, files={})
         written = write_head(rebuilt.folder, bare, checkpoint, chosen, taps, progress)
         progress("seal", 0, 1)
         rebuilt.seal(written, replaced={graph.path for graph in manifest.target.graphs})
