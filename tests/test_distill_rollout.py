@@ -10,15 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tapped_texts import random_text
+from tapped_texts import TOP, random_text
 
+from edge_spec.distill.column_sample import ColumnSample, sample_columns
 from edge_spec.distill.draft_loss import draft_losses
 from edge_spec.distill.head import Head, HeadConfig
 from edge_spec.distill.head_student import HeadStudent
 from edge_spec.distill.held_out import measure_acceptance
 from edge_spec.distill.rollout import roll_out
 from edge_spec.distill.tapped_text import TappedText
-from edge_spec.distill.text_batch import pack
+from edge_spec.distill.text_batch import TextBatch, pack
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.trainer import batch_loss
 
@@ -55,6 +56,10 @@ def columns_of(ids: np.ndarray, vocabulary: int = 40) -> torch.Tensor:
 IDS = np.sort(np.random.default_rng(5).permutation(40)[:25]).astype(np.int64)
 EMBEDDING = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
 LM_HEAD = 0.3 * torch.randn(25, 16, generator=torch.Generator().manual_seed(2))
+
+
+def whole_sample(batch: TextBatch) -> ColumnSample:
+    return sample_columns(batch, len(IDS), TOP, len(IDS), np.random.default_rng(0))
 
 
 class CachedHead:
@@ -156,7 +161,7 @@ def test_only_what_an_answer_is_drafted_from_and_compared_with_moves_the_weights
     def gradient(changed: TappedText) -> torch.Tensor:
         head = random_head()
         student = HeadStudent(head, EMBEDDING, LM_HEAD, IDS, run.steps)
-        batch_loss(student, pack([changed], columns_of(IDS), 64), run).backward()
+        batch_loss(student, whole_sample(pack([changed], columns_of(IDS), 64)), run.steps, run.depth_weight).backward()
         return torch.cat([parameter.grad.reshape(-1) for parameter in head.parameters() if parameter.grad is not None])
 
     def changed(rows: slice, **fields: Any) -> TappedText:
@@ -185,9 +190,7 @@ def test_each_step_weighs_less_than_the_one_before() -> None:
             head.norm(outcome.outputs) @ LM_HEAD.T, batch.columns[outcome.rows], probabilities
         )
         of_steps.append(0.5**step * (cross_entropy + probabilities.sum(1) - overlap).sum() / 11)
-    loss = batch_loss(
-        HeadStudent(head, EMBEDDING, LM_HEAD, IDS, 3), batch, TrainSettings(epochs=1, steps=3, depth_weight=0.5)
-    )
+    loss = batch_loss(HeadStudent(head, EMBEDDING, LM_HEAD, IDS, 3), whole_sample(batch), 3, 0.5)
     torch.testing.assert_close(loss, sum(of_steps))
 
 

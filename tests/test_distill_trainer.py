@@ -82,6 +82,23 @@ def train_quietly(files: TapFiles, target: Path, folder: Path, run: TrainSetting
     return train(files, target, folder, run, lambda report: None)
 
 
+def test_the_first_part_of_a_run_learns_one_step(target: Path, tmp_path: Path) -> None:
+    files = texts_of(target, tmp_path / "texts", 16, None)
+
+    def weights(name: str, **changed: Any) -> dict[str, torch.Tensor]:
+        run = TrainSettings(**{**vars(RUN), "epochs": 1, **changed})
+        learned: dict[str, torch.Tensor] = torch.load(
+            train_quietly(files, target, tmp_path / name, run).folder / STATE
+        )["head"]
+        return learned
+
+    one_step = weights("one", steps=1)
+    assert all(torch.equal(value, one_step[name]) for name, value in weights("all", first_step_share=1.0).items())
+    both, two_steps = weights("half", first_step_share=0.5), weights("none", first_step_share=0.0)
+    assert not torch.equal(both["fc.weight"], one_step["fc.weight"])
+    assert not torch.equal(both["fc.weight"], two_steps["fc.weight"])
+
+
 def test_a_killed_run_that_is_taken_up_again_ends_as_one_that_was_not(target: Path, tmp_path: Path) -> None:
     files = texts_of(target, tmp_path / "texts", 16, None)
     whole = train_quietly(files, target, tmp_path / "whole")
@@ -286,6 +303,8 @@ def test_the_learning_rate_rises_and_falls() -> None:
         ({}, "give minutes, epochs, or both"),
         ({"minutes": 0}, "minutes is 0"),
         ({"epochs": 1, "steps": 0}, "steps is 0"),
+        ({"epochs": 1, "first_step_share": 1.5}, "first_step_share is 1.5"),
+        ({"epochs": 1, "negative_samples": 0}, "negative_samples is 0"),
         ({"epochs": 1, "held_out_share": 1.0}, "held_out_share is 1.0"),
         ({"epochs": 1, "start": "zero"}, "start is 'zero'"),
         ({"epochs": 1, "precision": "float16"}, "precision is 'float16'"),

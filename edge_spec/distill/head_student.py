@@ -42,10 +42,11 @@ class HeadStudent:
     draft_ids: Ids
     learned_steps: int = 3
 
-    def roll_out(self, batch: TextBatch, steps: int) -> Iterator[DraftedStep]:
+    def roll_out(self, batch: TextBatch, steps: int, columns: Tensor | None = None) -> Iterator[DraftedStep]:
         """Let it read its own output from the second step on."""
+        lm_head = self.lm_head if columns is None else self.lm_head[columns]
         for step in roll_out(self.network, self.embedding, batch, steps):
-            yield DraftedStep(step.rows, self.network.norm(step.outputs) @ self.lm_head.T)
+            yield DraftedStep(step.rows, self.network.norm(step.outputs) @ lm_head.T)
 
     def write(self, folder: Path) -> None:
         """Write its two files."""

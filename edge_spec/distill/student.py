@@ -23,7 +23,7 @@ class DraftedStep:
     Attributes:
         rows: int64 [rollouts], the rows of the batch that tell what is right: they hold what follows the token that the
             step has read last.
-        logits: float32 [rollouts, draft vocabulary].
+        logits: float32 [rollouts, draft vocabulary], or of some columns of it.
     """
 
     rows: Tensor
@@ -48,12 +48,13 @@ class Student(Protocol):
         """How many steps of a rollout it learns from."""
         ...
 
-    def roll_out(self, batch: TextBatch, steps: int) -> Iterator[DraftedStep]:
+    def roll_out(self, batch: TextBatch, steps: int, columns: Tensor | None = None) -> Iterator[DraftedStep]:
         """Draft from every row of the answers at once, each reading the text's own tokens.
 
         Args:
             batch: the texts.
             steps: how many steps at most; there are fewer if all texts are shorter.
+            columns: int64, of which columns of the draft vocabulary to give logits; ``None`` for all.
         """
         ...
 

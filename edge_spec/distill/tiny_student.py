@@ -49,7 +49,7 @@ class TinyStudent:
         self.network, self.draft_ids = network, draft_ids
         self._embedding, self._lm_head, self._files = embedding, lm_head, files
 
-    def roll_out(self, batch: TextBatch, steps: int) -> Iterator[DraftedStep]:
+    def roll_out(self, batch: TextBatch, steps: int, columns: Tensor | None = None) -> Iterator[DraftedStep]:
         """Read each text once: what a rollout gives at a step is what the row gives that the step has read last."""
         spans, rows = batch.spans, batch.starts(0) + 1
         if not len(rows):
@@ -61,7 +61,7 @@ class TinyStudent:
             [span.rows + 1 for span in spans],
             [span.rollouts(0) for span in spans],
         )
-        logits = outputs @ self._lm_head.T
+        logits = outputs @ (self._lm_head if columns is None else self._lm_head[columns]).T
         yield DraftedStep(rows, logits)
         place = torch.empty_like(batch.token_ids)
         place[rows] = torch.arange(len(rows), device=rows.device)

@@ -19,7 +19,10 @@ Kind = Literal["head", "tiny"]
 # Longer chains than this are not drafted.
 _MOST_STEPS = 16
 # What only one kind has.
-_OWN: dict[Kind, tuple[str, ...]] = {"head": ("intermediate_size", "steps", "depth_weight"), "tiny": ("layers",)}
+_OWN: dict[Kind, tuple[str, ...]] = {
+    "head": ("intermediate_size", "steps", "first_step_share", "depth_weight"),
+    "tiny": ("layers",),
+}
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,12 @@ class TrainSettings:
         draft_vocabulary: ids that the draft proposes at most.
         intermediate_size: of a head's MLP; ``None`` for the target's.
         steps: how many steps of its own drafting a head learns from.
+        first_step_share: part of the run in which a head learns its first step alone, which takes a fraction of the
+            time and is what the later ones build on.
         depth_weight: how much each step weighs, in terms of the one before.
         layers: of a tiny model.
+        expected_tokens: of each row's likeliest tokens, how many all rows of a batch learn to tell apart.
+        negative_samples: ids drawn from the rest of the draft vocabulary that stand for all of it in a batch.
         learning_rate: the highest one.
         warmup_steps: steps until it is reached; after that it falls as a cosine.
         weight_decay: of the matrices.
@@ -62,8 +69,11 @@ class TrainSettings:
     draft_vocabulary: int = 16384
     intermediate_size: int | None = None
     steps: int = 3
+    first_step_share: float = 0.5
     depth_weight: float = 0.8
     layers: int = 2
+    expected_tokens: int = 16
+    negative_samples: int = 1024
     learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
@@ -96,7 +106,7 @@ class TrainSettings:
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise EdgeSpecError(f"{name} is {value}; expected a number above 0.")
         counts = ("draft_vocabulary", "steps", "layers", "batch_tokens", "evaluate_every", "patience")
-        for name in (*counts, "held_out_tokens"):
+        for name in (*counts, "held_out_tokens", "expected_tokens", "negative_samples"):
             if getattr(self, name) < 1:
                 raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 1 or more.")
         if self.intermediate_size is not None and self.intermediate_size < 1:
@@ -114,6 +124,8 @@ class TrainSettings:
                 raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 0 or more.")
         if not 0 < self.held_out_share < 1:
             raise EdgeSpecError(f"held_out_share is {self.held_out_share}; expected more than 0 and less than 1.")
+        if not 0 <= self.first_step_share <= 1:
+            raise EdgeSpecError(f"first_step_share is {self.first_step_share}; expected 0 to 1.")
         if not 0 < self.depth_weight <= 1:
             raise EdgeSpecError(f"depth_weight is {self.depth_weight}; expected more than 0, and 1 at most.")
         if self.precision not in ("float32", "bfloat16"):

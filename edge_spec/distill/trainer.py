@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from edge_spec.distill.column_sample import ColumnSample, sample_columns
 from edge_spec.distill.draft_loss import draft_losses
 from edge_spec.distill.head_student import begin_head
 from edge_spec.distill.held_out import Acceptance, measure_acceptance
@@ -122,16 +123,25 @@ def learning_rate(settings: TrainSettings, step: int, done: float) -> float:
     return settings.learning_rate * rise * fall
 
 
-def batch_loss(student: Student, batch: TextBatch, settings: TrainSettings) -> Tensor:
-    """The loss of a batch: cross-entropy and total variation, over all steps, per rollout."""
+def batch_loss(student: Student, sample: ColumnSample, steps: int, depth_weight: float) -> Tensor:
+    """The loss of a batch: cross-entropy and total variation, over all steps, per rollout.
+
+    Args:
+        student: drafts.
+        sample: the texts, and of which columns the logits are compared.
+        steps: of the rollouts that are learnt from.
+        depth_weight: how much each step weighs, in terms of the one before.
+    """
+    batch = sample.batch
     total = torch.zeros((), device=batch.token_ids.device)
     rollouts = 0
-    for step, drafted in enumerate(student.roll_out(batch, student.learned_steps)):
+    for step, drafted in enumerate(student.roll_out(batch, steps, sample.columns)):
         rollouts = rollouts or len(drafted.rows)
         probabilities = batch.probabilities[drafted.rows]
-        cross_entropy, overlap = draft_losses(drafted.logits, batch.columns[drafted.rows], probabilities)
+        logits = drafted.logits + sample.offsets.to(drafted.logits.dtype)
+        cross_entropy, overlap = draft_losses(logits, batch.columns[drafted.rows], probabilities)
         rows = cross_entropy + probabilities.sum(1) - overlap
-        total = total + settings.depth_weight**step * rows.sum()
+        total = total + depth_weight**step * rows.sum()
     return total / max(rollouts, 1)
 
 
@@ -219,8 +229,10 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
         batch = self._read(indices)
+        sample = self._sample(batch)
+        steps = 1 if self._done() < self._settings.first_step_share else self._student.learned_steps
         with self._mixed:
-            loss = batch_loss(self._student, batch, self._settings)
+            loss = batch_loss(self._student, sample, steps, self._settings.depth_weight)
         self._require_finite(loss, batch)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -228,6 +240,11 @@ class _Run:
         self._optimizer.step()
         state.step, state.batch, state.tokens = state.step + 1, state.batch + 1, state.tokens + len(batch.token_ids)
         self._losses.append(loss.item())
+
+    def _sample(self, batch: TextBatch) -> ColumnSample:
+        settings, dice = self._settings, np.random.default_rng([self._settings.seed, 2, self._state.step])
+        vocabulary = len(self._student.draft_ids)
+        return sample_columns(batch, vocabulary, settings.expected_tokens, settings.negative_samples, dice)
 
     def _require_finite(self, loss: Tensor, batch: TextBatch) -> None:
         """Raise EdgeSpecError before a step spoils the weights for good."""
