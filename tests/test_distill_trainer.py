@@ -95,6 +95,10 @@ def test_the_first_part_of_a_run_learns_one_step(target: Path, tmp_path: Path) -
     one_step = weights("one", steps=1)
     assert all(torch.equal(value, one_step[name]) for name, value in weights("all", first_step_share=1.0).items())
     both, two_steps = weights("half", first_step_share=0.5), weights("none", first_step_share=0.0)
+    # A head that is gone on from has learnt its first step.
+    further = {"start_from": tmp_path / "none"}
+    on, on_with_two = (weights(f"on {share}", **further, first_step_share=share) for share in (1.0, 0.0))
+    assert torch.equal(on["fc.weight"], on_with_two["fc.weight"])
     assert not torch.equal(both["fc.weight"], one_step["fc.weight"])
     assert not torch.equal(both["fc.weight"], two_steps["fc.weight"])
 

@@ -37,7 +37,7 @@ class TrainSettings:
         intermediate_size: of a head's MLP; ``None`` for the target's.
         steps: how many steps of its own drafting a head learns from.
         first_step_share: part of the run in which a head learns its first step alone, which takes a fraction of the
-            time and is what the later ones build on.
+            time and is what the later ones build on; none of it with ``start_from``.
         depth_weight: how much each step weighs, in terms of the one before.
         layers: of a tiny model.
         expected_tokens: of each row's likeliest tokens, how many all rows of a batch learn to tell apart.

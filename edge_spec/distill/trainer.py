@@ -230,9 +230,8 @@ class _Run:
             group["lr"] = self._rate
         batch = self._read(indices)
         sample = self._sample(batch)
-        steps = 1 if self._done() < self._settings.first_step_share else self._student.learned_steps
         with self._mixed:
-            loss = batch_loss(self._student, sample, steps, self._settings.depth_weight)
+            loss = batch_loss(self._student, sample, self._steps(), self._settings.depth_weight)
         self._require_finite(loss, batch)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -240,6 +239,13 @@ class _Run:
         self._optimizer.step()
         state.step, state.batch, state.tokens = state.step + 1, state.batch + 1, state.tokens + len(batch.token_ids)
         self._losses.append(loss.item())
+
+    def _steps(self) -> int:
+        """How many steps of its rollouts the student learns from now. A draft to go on from knows its first one."""
+        settings = self._settings
+        if settings.start_from is None and self._done() < settings.first_step_share:
+            return 1
+        return self._student.learned_steps
 
     def _sample(self, batch: TextBatch) -> ColumnSample:
         settings, dice = self._settings, np.random.default_rng([self._settings.seed, 2, self._state.step])
