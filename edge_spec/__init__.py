@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from edge_spec.prompt_record import PromptRecorder
     from edge_spec.runtime.completion import Chunk, Completion
     from edge_spec.runtime.drafters.protocol import Budget, Drafter, Outcome
-    from edge_spec.runtime.engine import Engine, load
+    from edge_spec.runtime.engine import Engine
     from edge_spec.runtime.engine_statistics import EngineStatistics
     from edge_spec.runtime.grammar import Grammar
+    from edge_spec.runtime.load import load
     from edge_spec.runtime.logits_processors import LogitsProcessor
     from edge_spec.runtime.logprobs import TokenLogprobs
     from edge_spec.runtime.proposal import Proposal
@@ -66,7 +67,7 @@ _HOMES = {
     "Session": "edge_spec.runtime.session",
     "Statistics": "edge_spec.runtime.statistics",
     "TokenLogprobs": "edge_spec.runtime.logprobs",
-    "load": "edge_spec.runtime.engine",
+    "load": "edge_spec.runtime.load",
 }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from edge_spec.bench.measurement import Lane
 from edge_spec.bench.modes import BASELINE, PLAIN, Mode, require_drafters
 from edge_spec.errors import MemoryBudgetError
-from edge_spec.runtime.engine import Engine, load
+from edge_spec.runtime.engine import Engine
+from edge_spec.runtime.load import load
 
 # Long enough that prefill runs in chunks, and repetitive enough that every drafter has something to propose.
 _WARM_UP = "The first runner passes the baton to the second, the second passes the baton to the third. " * 5

@@ -13,7 +13,8 @@ from edge_spec.demo.race import Lane, Outcome, race
 from edge_spec.demo.view import open_view, print_legend, print_summary
 from edge_spec.manifest import CHAT_TEMPLATE
 from edge_spec.progress_bars import ProgressBars
-from edge_spec.runtime.engine import Engine, load
+from edge_spec.runtime.engine import Engine
+from edge_spec.runtime.load import load
 from edge_spec.runtime.text_stream import TextStream
 from edge_spec.runtime.tokenizer import TextTokenizer
 
