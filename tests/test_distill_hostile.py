@@ -58,12 +58,16 @@ def refused(made: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
     ("options", "message"),
     [
         (["--target", "{made}/other"], "has hidden_size 32, but the target of"),
-        (["--target", "{made}/alike"], "has changed since this bundle was made of it"),
+        (["--target", "{made}/alike"], "is not what this bundle was made of"),
         (["--kind", "tiny", "--target", "{made}/other"], "has hidden_size 32, but the target of"),
         (["--output", "{made}/made"], "already exists"),
         (["--output", "{made}/target", "--overwrite"], "is not a pair bundle"),
-        (["--start-from", "{made}/other"], "holds no head"),
-        (["--kind", "tiny", "--start-from", "{made}/target"], "draft_ids.json"),
+        (["--start-from", "{made}/other"], "leave it out"),  # with --draft-vocab
+        (["--kind", "tiny", "--start-from", "{made}/work/head", "--layers", "2"], "leave it out"),
+        (["--work", ""], "the path is empty"),
+        (["--output", ""], "the path is empty"),
+        (["--minutes", "inf"], "expected a finite number above 0"),
+        (["--draft-vocab", "\u0666\u0664"], "no number of ids"),
         (["--kind", "tiny", "--layers", "9"], "but the target has 4"),
         (["--work", "{made}/bundle"], "lies in the bundle"),
         (["--work", "{made}/bundle/target/work"], "lies in the bundle"),
@@ -83,6 +87,73 @@ def test_what_would_fail_in_the_end_fails_before_a_text_is_written(
     work = tmp_path / "work"
     told = refused(made, distill(made, work, *(option.format(made=made) for option in options)), capsys)
     assert message in told and not list(work.rglob("texts-*"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "message"),
+    [
+        ("nowhere", "head", "holds no draft, as there is no config.json"),
+        ("other", "head", "; expected one that was trained here"),
+        ("work/head", "tiny", "holds a head, not a tiny model; go on from it with --kind head"),
+        ("tiny", "head", "holds a tiny model, not a head; go on from it with --kind tiny"),
+    ],
+)
+def test_a_draft_of_another_kind_is_not_gone_on_from(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, kind: str, message: str
+) -> None:
+    (made / "tiny").mkdir(exist_ok=True)
+    for name in ("config.json", "draft_ids.json"):
+        (made / "tiny" / name).write_text("{}")
+    arguments = distill(made, tmp_path / "work", "--kind", kind, "--start-from", str(made / folder))
+    place = arguments.index("--draft-vocab")
+    assert message in refused(made, arguments[:place] + arguments[place + 2 :], capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--learning-rate", "0.5"], "saved by a run with learning_rate 0.001, not 0.5"),
+        (["--draft-vocab", "32"], "saved by a run with draft_vocabulary 64, not 32"),
+    ],
+)
+def test_a_run_that_is_begun_is_not_given_other_options(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    work = Path(shutil.copytree(made / "work", tmp_path / "work"))
+    file = work / "texts" / "texts-00000.bin"
+    before = file.read_bytes()
+    told = refused(made, distill(made, work, *options), capsys)
+    assert message in told and file.read_bytes() == before
+
+
+def test_a_run_that_is_begun_is_given_no_more_texts(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, work = tmp_path / "log.jsonl", tmp_path / "work"
+    log.write_text("\n".join(json.dumps({"prompt": f"Number {n} says"}) for n in range(80)))
+    begin = distill(made, work, "--prompts", str(log), "--output", str(tmp_path / "with-draft"), "--overwrite")
+    assert main(begin) == 0
+    told = refused(made, [*begin, "--tokens", "900k"], capsys)
+    assert "and is to have 900,000; ask for" in told and len(list((work / "texts").glob("*.bin"))) == 1
+    assert main([*begin, "--tokens", "900k", "--disk", "1"]) == 0  # there was no room for more
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{{ messages[0].content }}\nA:", "puts nothing before a message"),
+        ("Q: {{ messages[0].content }}", "puts nothing behind a message"),
+    ],
+)
+def test_the_shipped_prompts_need_a_chat_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str | None, message: str
+) -> None:
+    target = save_checkpoint(tmp_path / "target", random_model(), chat_template=template)
+    export_pair(target, None, tmp_path / "bundle", recipe="w8a8", check=False)
+    assert main(["distill", str(tmp_path / "bundle"), "--work", str(tmp_path / "work"), "--epochs", "1"]) == 2
+    told = capsys.readouterr().err
+    assert message in told and "(--prompts)" in told and not (tmp_path / "work").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tapped_texts import TOP, random_text
 
+from edge_spec.distill import trainer
+from edge_spec.distill.column_sample import ColumnSample
 from edge_spec.distill.draft_ids import choose_draft_ids
 from edge_spec.distill.head_files import read_head, write_head
 from edge_spec.distill.initial_weights import head_config, initial_head, read_embedding
+from edge_spec.distill.student import Student
 from edge_spec.distill.tap_files import TapFiles, TapHeader
 from edge_spec.distill.tapped_text import TappedText
 from edge_spec.distill.text_survey import plan_batches
 from edge_spec.distill.train_progress import LOG, TrainProgress
 from edge_spec.distill.train_settings import TrainSettings
-from edge_spec.distill.trainer import TrainReport, learning_rate, train
+from edge_spec.distill.trainer import TrainReport, batch_loss, learning_rate, train
 from edge_spec.distill.training_state import STATE
 from edge_spec.errors import CheckpointError, EdgeSpecError
 from edge_spec.export.checkpoint import open_checkpoint
@@ -163,8 +166,46 @@ def test_training_ends_when_the_time_is_over_or_nothing_gets_better(target: Path
     assert reports[-1].acceptance is not None and (report.folder / "model.safetensors").exists()
     longer = TrainSettings(**{**vars(RUN), "epochs": None, "minutes": 0.01})
     assert train_quietly(files, target, tmp_path / "short", longer).steps > 1  # a limit can be raised afterwards
-    idle = TrainSettings(**{**vars(RUN), "epochs": 100, "learning_rate": 1e-12, "evaluate_every": 1, "patience": 2})
+    idle = replace(RUN, epochs=100, learning_rate=1e-12, evaluate_every=1, patience=2, first_step_share=0.0)
     assert train_quietly(files, target, tmp_path / "idle", idle).steps == 3
+    # As long as the first step is learnt alone, patience is not tried.
+    half = replace(idle, epochs=4, first_step_share=0.5)
+    batches = train_quietly(files, target, tmp_path / "epoch", replace(idle, epochs=1, patience=99)).steps
+    assert train_quietly(files, target, tmp_path / "half", half).steps == 2 * batches + 2
+
+
+def test_a_run_that_learned_all_steps_does_not_go_back(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = texts_of(target, tmp_path / "texts", 8, None)
+    learned: list[int] = []
+
+    def spy(student: Student, sample: ColumnSample, steps: int, depth_weight: float) -> torch.Tensor:
+        learned.append(steps)
+        return batch_loss(student, sample, steps, depth_weight)
+
+    monkeypatch.setattr(trainer, "batch_loss", spy)
+    train_quietly(files, target, tmp_path / "run", replace(RUN, epochs=1))
+    assert set(learned) == {1, 2} and learned == sorted(learned)
+    learned.clear()
+    train_quietly(files, target, tmp_path / "run", replace(RUN, epochs=8))
+    assert set(learned) == {2}
+
+
+def test_measurements_come_four_times_an_epoch_but_not_too_often(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = texts_of(target, tmp_path / "texts", 40, None)
+
+    def measured() -> list[int]:
+        reports: list[TrainProgress] = []
+        run = replace(RUN, epochs=1, batch_tokens=20, evaluate_every=None, first_step_share=1.0)
+        train(files, target, tmp_path / str(trainer._LEAST_STEPS), run, reports.append)
+        return [report.step for report in reports if report.acceptance is not None]
+
+    [last] = measured()  # at the end
+    monkeypatch.setattr(trainer, "_LEAST_STEPS", 1)
+    assert measured()[:4] == [last // 4 * quarter for quarter in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

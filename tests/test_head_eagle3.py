@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from edge_spec import cli
-from edge_spec.bundle import open_bundle
+from edge_spec.bundle import MANIFEST, open_bundle, read_manifest
 from edge_spec.errors import BundleError, CheckpointError, UnsupportedError
 from edge_spec.export import add_head, export_pair
+from edge_spec.export.checkpoint import open_checkpoint
+from edge_spec.export.lm_head_rows import lm_head_rows
 from edge_spec.graph_checks.graph_check import check_graph
 from edge_spec.graph_checks.head_check import check_head_graph, read_head_ids
 from edge_spec.manifest import HEAD_IDS
@@ -118,10 +120,49 @@ def test_a_head_without_lm_head_has_the_rows_of_its_targets(tied: bool, tmp_path
     expected, _ = reference.run(reference.fused(taps), [3, 1, 4, 1])
     assert np.abs(found - in_id_order(expected)).max() < 1e-4
 
-    (target / "model.safetensors").rename(tmp_path / "elsewhere")
+    moved = target.rename(tmp_path / "moved")
     with pytest.raises(CheckpointError, match="the head needs the lm_head of its target"):
         add_head(bundle, shared, output=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    command = ["export", "--bundle", str(bundle), "--output", str(tmp_path / "other")]
+    assert cli.main([*command, "--head", str(shared), "--target", str(moved), "--head-recipe", "fp32"]) == 0
+    manifest = read_manifest(tmp_path / "other")
+    assert manifest.target.source == str(moved)
+    assert np.array_equal(HeadGraph(tmp_path / "other").call([3, 1, 4, 1], taps)[0], found)
+
+
+def test_a_target_that_is_named_is_looked_at_even_if_the_head_has_all(tmp_path: Path) -> None:
+    target = save_checkpoint(tmp_path / "target", random_model(seed=4, num_hidden_layers=LAYERS))
+    alike = save_checkpoint(tmp_path / "alike", random_model(seed=5, num_hidden_layers=LAYERS))
+    bundle = export_pair(target, None, tmp_path / "bundle", recipe="fp32", check=False).path
+    head, _ = head_of(tmp_path / "head")
+    before = (bundle / MANIFEST).read_bytes()
+    for named, message in ((tmp_path / "nowhere", "which this bundle was made of"), (alike, "is not what this bundle")):
+        with pytest.raises(CheckpointError, match=message):
+            add_head(bundle, head, target=named)
+    assert (bundle / MANIFEST).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"), [(None, "nothing says which"), (10**9, "to propose 1,000,000,000 ids with its target's")]
+)
+def test_a_head_without_lm_head_says_which_rows_it_wants(columns: int | None, message: str, tmp_path: Path) -> None:
+    target = save_checkpoint(tmp_path / "target", random_model(seed=4, num_hidden_layers=LAYERS))
+    bundle = export_pair(target, None, tmp_path / "bundle", recipe="fp32", check=False).path
+    checkpoint, tensors = head_of(tmp_path / "head")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["draft_vocab_size"] = columns or len(IDS)
+    kept = {name: value for name, value in tensors.items() if name not in ("lm_head.weight", "d2t")}
+    with pytest.raises(CheckpointError, match=message):
+        add_head(bundle, save_head(tmp_path / "shared", config, kept))
+
+
+def test_rows_beyond_the_lm_head_are_refused(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(save_checkpoint(tmp_path / "target", random_model()))
+    size = checkpoint.architecture.logits_size
+    for ids in ([0, size], [-1, 3]):
+        with pytest.raises(ValueError, match=f"expected 0 to {size - 1}"):
+            lm_head_rows(checkpoint, np.array(ids))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

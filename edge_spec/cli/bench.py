@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import Any
 
-from edge_spec.cli.command import add_command, add_machine_options, given
+from edge_spec.cli.command import add_command, add_machine_options, given, named_path
 
 
 def add(commands: Any) -> None:
@@ -24,7 +23,7 @@ def add(commands: Any) -> None:
         "edge-spec bench coder.pair --replay log.jsonl --modes auto,lookup,model:max_draft=8 --json",
         "edge-spec bench coder-w8a8.pair --baseline coder-int4.pair --modes auto,auto@distribution",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument(
         "--modes",
         metavar="MODE,...",
@@ -32,22 +31,22 @@ def add(commands: Any) -> None:
         "exactness if wanted, as in model:max_draft=8:verification=block or auto@distribution (auto)",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="BUNDLE", help="another bundle, decoded plainly, to compare with as well"
+        "--baseline", type=named_path, metavar="BUNDLE", help="another bundle, decoded plainly, to compare with as well"
     )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write report.json, report.md and plots here")
+    parser.add_argument("--output", type=named_path, metavar="DIR", help="write report.json, report.md and plots here")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, raw records included")
 
     prompts = parser.add_argument_group("prompts")
     source = prompts.add_mutually_exclusive_group()
     source.add_argument(
         "--prompts",
-        type=Path,
+        type=named_path,
         metavar="FILE",
         help="JSON lines with 'category' and 'turns', as in Spec-Bench (a small set that comes with edge-spec)",
     )
     source.add_argument(
         "--replay",
-        type=Path,
+        type=named_path,
         metavar="FILE",
         help="your own log: JSON lines with 'prompt' (text, continued as it is), 'token_ids', 'messages' (a chat) or "
         "'turns'; its 'options', where a line has some, go before those given here",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from edge_spec.cli.command import add_command, add_machine_options, given
+from edge_spec.cli.command import add_command, add_machine_options, given, named_path
 from edge_spec.cli.measuring import measuring
 from edge_spec.errors import RequestError
 
@@ -27,10 +26,12 @@ def add(commands: Any) -> None:
         "edge-spec calibrate coder.pair --fresh --threads 2 --plot costs.png",
         "edge-spec calibrate coder.pair --json | jq .verify_seconds",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the costs into an image, e.g. costs.png")
+    parser.add_argument(
+        "--plot", type=named_path, metavar="FILE", help="also draw the costs into an image, e.g. costs.png"
+    )
     add_machine_options(parser)
     parser.set_defaults(command=_calibrate)
 

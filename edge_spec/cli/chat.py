@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.cli.command import (
@@ -14,6 +13,7 @@ from edge_spec.cli.command import (
     add_sampling_options,
     add_speculation_options,
     given,
+    named_path,
 )
 from edge_spec.cli.measuring import measuring
 from edge_spec.errors import EdgeSpecError, RequestError
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         "edge-spec chat coder.pair --system 'Answer in one sentence.' --temperature 0.7 --seed 1",
         "cat questions.txt | edge-spec chat coder.pair --max-new-tokens 100",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--no-color", action="store_true", help="do not show who proposed what")
     add_sampling_options(parser)

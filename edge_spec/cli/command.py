@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 # What the engine calls the options of a request, as far as commands share them.
@@ -137,6 +138,13 @@ def add_speculation_options(parser: argparse.ArgumentParser, grammar: bool = Fal
         help="which drafted tokens are kept (coupled); with the others, sampled text follows the same distribution, "
         "but depends on who drafts",
     )
+
+
+def named_path(text: str) -> Path:
+    """Read a path. An empty one, as an unset variable of a shell leaves, would be the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty, expected one; '.' is the folder you are in")
+    return Path(text)
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

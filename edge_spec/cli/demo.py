@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from edge_spec.cli.command import add_command, given
+from edge_spec.cli.command import add_command, given, named_path
 
 
 def add(commands: Any) -> None:
@@ -26,7 +25,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="ask this instead; can be repeated")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (110)")
     parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="where the bundle is kept (~/.cache/edge-spec/bundles)"
+        "--cache", type=named_path, metavar="DIR", help="where the bundle is kept (~/.cache/edge-spec/bundles)"
     )
     parser.set_defaults(command=_demo)
 

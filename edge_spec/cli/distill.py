@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.cli.command import add_command, given
+from edge_spec.cli.command import add_command, given, named_path
+from edge_spec.cli.counts import id_count, token_count
 
 if TYPE_CHECKING:
     from edge_spec.distill.distiller import DistillReport
     from edge_spec.distill.train_progress import TrainProgress
 
-_MOST_DIGITS = 15
 # Options that only one kind of draft has.
 _OF_KINDS = {"steps": "head", "layers": "tiny"}
 
@@ -35,11 +35,13 @@ def add(commands: Any) -> None:
         "edge-spec distill coder.pair --work coder.distill --tokens 2m --minutes 600 --device cuda",
         "edge-spec distill smollm2.pair --work mine.distill --prompts my_log.jsonl --start-from smollm2.distill/head",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument(
-        "--work", type=Path, metavar="DIR", help="working folder for texts and weights (BUNDLE.distill)"
+        "--work", type=named_path, metavar="DIR", help="working folder for texts and weights (BUNDLE.distill)"
     )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write the bundle with its draft here (into BUNDLE)")
+    parser.add_argument(
+        "--output", type=named_path, metavar="DIR", help="write the bundle with its draft here (into BUNDLE)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already at --output")
     parser.add_argument("--target", metavar="MODEL", help="the target's weights (what the bundle was exported from)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -47,12 +49,14 @@ def add(commands: Any) -> None:
     texts = parser.add_argument_group("texts")
     texts.add_argument(
         "--prompts",
-        type=Path,
+        type=named_path,
         metavar="FILE",
         help="your own: JSON lines with 'prompt', 'messages' or 'turns', as 'edge-spec serve --record' writes them; a "
         "tenth of them is kept back to measure with (a set that comes with edge-spec)",
     )
-    texts.add_argument("--tokens", type=_count, metavar="N", help="tokens of answers to learn from, such as 2m (300k)")
+    texts.add_argument(
+        "--tokens", type=token_count, metavar="N", help="tokens of answers to learn from, such as 2m (300k)"
+    )
     texts.add_argument("--disk", metavar="SIZE", help="most that they may take, such as 2GiB (8GiB)")
     texts.add_argument("--batch", type=int, metavar="N", help="texts that the target writes at a time (64)")
 
@@ -64,9 +68,12 @@ def add(commands: Any) -> None:
     training.add_argument("--minutes", type=float, metavar="N", help="how long to train (60, unless --epochs says)")
     training.add_argument("--epochs", type=float, metavar="N", help="how often to read each text at most")
     training.add_argument(
-        "--start-from", type=Path, metavar="DIR", help="a draft of this kind to go on from, as in DIR/head"
+        "--start-from",
+        type=named_path,
+        metavar="DIR",
+        help="a draft of this kind to go on from, as in DIR/head, with its size and its ids",
     )
-    training.add_argument("--draft-vocab", type=_count, metavar="N", help="ids that the draft proposes (16k)")
+    training.add_argument("--draft-vocab", type=id_count, metavar="N", help="ids that the draft proposes (16k)")
     training.add_argument("--steps", type=int, metavar="N", help="own steps that a head learns from (3)")
     training.add_argument("--learning-rate", type=float, metavar="R", help="the highest one (0.001)")
     training.add_argument("--seed", type=int, metavar="S", help="one seed gives one draft (0)")
@@ -74,19 +81,11 @@ def add(commands: Any) -> None:
     training.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
-        help="of matrix products; bfloat16 is faster where the processor or the GPU has it (float32)",
+        help="what layers compute in; bfloat16 is faster where the processor or the GPU has it (float32)",
     )
     training.add_argument("--threads", type=int, metavar="N", help="CPU threads (all physical cores)")
     training.add_argument("--no-bench", action="store_true", help="do not measure the draft at the end")
     parser.set_defaults(command=_distill, usage_error=parser.error)
-
-
-def _count(text: str) -> int:
-    """Read a number, in thousands where it ends with a k, in millions where it ends with an m."""
-    digits, unit = (text[:-1], {"k": 1000, "m": 1_000_000}[text[-1].lower()]) if text[-1:] in "kKmM" else (text, 1)
-    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or not int(digits):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, expected one such as 300k or 300000")
-    return int(digits) * unit
 
 
 def _distill(arguments: argparse.Namespace) -> int:
@@ -99,6 +98,10 @@ def _distill(arguments: argparse.Namespace) -> int:
     for name, other in _OF_KINDS.items():
         if other != kind and given(arguments, name):
             arguments.usage_error(f"--{name} is for --kind {other}, but the kind is {kind}; leave it out")
+    if arguments.start_from is not None and (own := given(arguments, "draft_vocab", "layers")):
+        arguments.usage_error(
+            f"--{next(iter(own)).replace('_', '-')} is what the draft of --start-from has; leave it out"
+        )
     if arguments.minutes is None and arguments.epochs is None:
         arguments.minutes = 60.0
     names = {"draft_vocab": "draft_vocabulary"}

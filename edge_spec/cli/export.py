@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from edge_spec.cli.command import add_command, given
+from edge_spec.cli.command import add_command, given, named_path
+from edge_spec.cli.counts import id_count
 from edge_spec.cli.inspect import print_manifest
 from edge_spec.cli.recipe_list import print_recipes
 
 EXPORTERS = ("native", "optimum")
 RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32", "auto")
 HEAD_RECIPES = ("int4", "int4-128", "w8a8", "fp16", "fp32")
-_MOST_DIGITS = 15
 # Options that the list of recipes has no use for.
 _OF_EXPORTS = (
     *("pair", "bundle", "target", "draft", "head", "recipe", "output", "draft_via", "draft_recipe", "head_recipe"),
     *("draft_vocab", "draft_vocab_text", "draft_device", "context", "taps"),
 )
 # Those that a bundle's new head has, and its new draft.
-_OF_HEADS = ("bundle", "head", "head_recipe", "taps", "output")
+_OF_HEADS = ("bundle", "head", "target", "head_recipe", "taps", "output")
 _OF_DRAFTS = (
     "bundle",
     "draft",
@@ -85,7 +84,7 @@ def add(commands: Any) -> None:
         help="behind how many layers the target tells its hidden states (what the head's checkpoint says)",
     )
     storage.add_argument(
-        "--draft-vocab", type=_count, metavar="N", help="let the draft propose the N likeliest ids only, such as 32k"
+        "--draft-vocab", type=id_count, metavar="N", help="let the draft propose the N likeliest ids only, such as 32k"
     )
     storage.add_argument(
         "--draft-vocab-text", nargs="+", metavar="FILE", help="text such as the pair will write, to choose those ids by"
@@ -99,19 +98,11 @@ def add(commands: Any) -> None:
     storage.add_argument(
         "--context", type=int, metavar="TOKENS", help="longest text of the target (what it was trained for)"
     )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="the bundle's folder")
+    parser.add_argument("--output", type=named_path, metavar="DIR", help="the bundle's folder")
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already there")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with a float32 reference")
     parser.add_argument("--json", action="store_true", help="print the manifest, or the list, as JSON")
     parser.set_defaults(command=_export, usage_error=parser.error)
-
-
-def _count(text: str) -> int:
-    """Read a number of ids, in thousands (1,024) where it ends with a k."""
-    digits, thousands = (text[:-1], 1024) if text[-1:] in "kK" else (text, 1)
-    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or not int(digits):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ids, expected one such as 32k or 32768")
-    return int(digits) * thousands
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -181,6 +172,7 @@ def _add(arguments: argparse.Namespace) -> int:
                 arguments.head,
                 recipe=arguments.head_recipe,
                 taps=arguments.taps,
+                target=arguments.target,
                 progress=progress,
                 **common,
             )

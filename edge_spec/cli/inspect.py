@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.cli.command import add_command
+from edge_spec.cli.command import add_command, named_path
 
 if TYPE_CHECKING:
     from edge_spec.manifest import Manifest
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         "edge-spec inspect coder.pair",
         "edge-spec inspect coder.pair --json | jq .target.quality",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
     parser.set_defaults(command=_inspect)
 

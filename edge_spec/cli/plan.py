@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from edge_spec.cli.command import add_command, add_drafter_option
+from edge_spec.cli.command import add_command, add_drafter_option, named_path
 
 EXIT_DOES_NOT_FIT = 1
 
@@ -27,7 +26,7 @@ def add(commands: Any) -> None:
         "edge-spec plan coder.pair --budget 50% --context 8192 --json | jq .total_bytes",
         "edge-spec plan coder-cuda.pair --gpu unified --budget 6GiB",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument(
         "--budget",
         action="append",

@@ -16,6 +16,7 @@ from edge_spec.cli.command import (
     add_sampling_options,
     add_speculation_options,
     given,
+    named_path,
 )
 from edge_spec.cli.measuring import measuring
 from edge_spec.errors import RequestError
@@ -41,7 +42,7 @@ def add(commands: Any) -> None:
         "edge-spec run coder.pair 'def fibonacci(n):' --raw --temperature 0.7 --seed 1 --json --logprobs 3",
         "edge-spec run coder.pair 'Which licence has this text?' --json-schema licence.json",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument("prompt", metavar="PROMPT", help="the text to answer, or - to read it from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat template")
@@ -58,7 +59,7 @@ def add(commands: Any) -> None:
         "--json-schema", metavar="FILE|TEXT", help="JSON that obeys this JSON schema; {} allows any JSON"
     )
     forms.add_argument("--regex", metavar="PATTERN", help="text that this regular expression matches as a whole")
-    forms.add_argument("--grammar", type=Path, metavar="FILE", help="text of this grammar in Lark's syntax")
+    forms.add_argument("--grammar", type=named_path, metavar="FILE", help="text of this grammar in Lark's syntax")
 
     add_speculation_options(parser, grammar=True)
     add_exactness_option(add_machine_options(parser))

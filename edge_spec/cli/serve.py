@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.cli.command import add_command, add_machine_options, given
+from edge_spec.cli.command import add_command, add_machine_options, given, named_path
 from edge_spec.cli.measuring import measuring
 from edge_spec.errors import MissingDependencyError, RequestError
 
@@ -34,7 +34,9 @@ def add(commands: Any) -> None:
         "edge-spec serve --target coder-1.5b.gguf --draft coder-0.5b.gguf",
         "EDGE_SPEC_API_KEY=... edge-spec serve coder.pair --host 0.0.0.0 --allowed-host nas.local",
     )
-    parser.add_argument("bundle", type=Path, nargs="?", metavar="BUNDLE", help="folder written by 'edge-spec export'")
+    parser.add_argument(
+        "bundle", type=named_path, nargs="?", metavar="BUNDLE", help="folder written by 'edge-spec export'"
+    )
     models = parser.add_argument_group("instead of a bundle")
     models.add_argument("--target", metavar="MODEL", help="the model whose text is wanted, as for 'edge-spec export'")
     models.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
@@ -82,7 +84,9 @@ def add(commands: Any) -> None:
         "--grace", type=float, default=20.0, metavar="SECONDS", help="time for running requests to end at the end (20)"
     )
     serving.add_argument("--log-prompts", action="store_true", help="write prompts and answers to the log")
-    serving.add_argument("--record", type=Path, metavar="FILE", help="keep prompts in a file, for 'bench --replay'")
+    serving.add_argument(
+        "--record", type=named_path, metavar="FILE", help="keep prompts in a file, for 'bench --replay'"
+    )
 
     machine = add_machine_options(parser)
     machine.add_argument("--conversations", type=int, metavar="N", help="texts that keep their cache (as --parallel)")

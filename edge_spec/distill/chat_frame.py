@@ -28,13 +28,14 @@ def chat_frame(encode: Callable[[Any], Sequence[int]]) -> ChatFrame:
         encode: gives the token ids of messages.
 
     Raises:
-        RequestError: there is no template, or an answer would follow a message without anything between them.
+        RequestError: there is no template, or it puts nothing before or behind a message.
     """
     texts = [list(encode([{"role": "user", "content": said}])) for said in _SAID]
     before = _common(texts)
     behind = _common([text[len(before) :][::-1] for text in texts])[::-1]
-    if not behind:
-        raise RequestError("The chat template puts nothing behind a message, so nobody can tell where it ends.")
+    for part, place, lost in ((before, "before", "begins"), (behind, "behind", "ends")):
+        if not part:
+            raise RequestError(f"The chat template puts nothing {place} a message, so nobody can tell where it {lost}.")
     return ChatFrame(before, behind)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from edge_spec.bundle import read_manifest
 from edge_spec.distill.prompt_set import SELF_ASKED, PromptSet
 from edge_spec.distill.prompt_source import PromptSource, listed
-from edge_spec.distill.run_check import check_run
+from edge_spec.distill.run_check import WantedTexts, check_run
 from edge_spec.distill.tap_files import HEADER, TapFiles
 from edge_spec.distill.tiny_files import read_draft_ids
 from edge_spec.distill.train_progress import TrainProgress
@@ -29,6 +29,9 @@ from edge_spec.prompt_file import Opening, Question, read_questions
 # Prompts that are kept back to measure with: of a user's own, this share; at most so many in any case.
 _ASKED_SHARE = 0.1
 _MOST_ASKED = 24
+
+# One to learn from, one to measure what was learnt, and one to time in the end.
+_LEAST_PROMPTS = 3
 
 # Where the texts lie in the working folder; a draft has its kind's name.
 TEXTS = "texts"
@@ -106,7 +109,8 @@ def distill(
     checkpoint = manifest.target.source if target is None else os.fspath(target)
     source, asked = _sources(None if prompts is None else Path(prompts), settings.seed)
     place = None if output is None else Path(output)
-    check_run(path, manifest, checkpoint, work, place, overwrite, settings, threads)
+    wanted = WantedTexts(work / TEXTS, tokens, limit_bytes, len(source), prompts is None)
+    check_run(path, manifest, checkpoint, work, place, overwrite, settings, threads, wanted)
     with work_folder(work):
         written = write_texts(
             path,
@@ -166,9 +170,10 @@ def _sources(file: Path | None, seed: int) -> tuple[PromptSource, Callable[[int]
         return shipped, lambda used: _unused(shipped, used)
     questions = read_questions(file, recorded=True)
     count = min(max(1, round(len(questions) * _ASKED_SHARE)), _MOST_ASKED)
-    if len(questions) <= count:
+    if len(questions) < _LEAST_PROMPTS:
         raise RequestError(
-            f"{file} has {len(questions)} prompt, expected at least 2: one to learn from, one to measure."
+            f"{file} holds {len(questions)} prompts, expected at least {_LEAST_PROMPTS}: one to learn from, one to "
+            "measure what was learnt, and one to time in the end."
         )
     every = len(questions) // count
     kept = questions[::every][:count]

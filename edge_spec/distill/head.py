@@ -2,6 +2,8 @@
 
 Row t reads a pair, the feature of token t and the embedding of token t + 1, and tells what token t + 2 may be. The
 feature is the target's fused hidden states where it has read token t, else the head's own output of the row before.
+
+Tensors are float32, or under autocast what that makes of them.
 """
 
 from __future__ import annotations
@@ -79,27 +81,27 @@ class Head(nn.Module):
         self.rotate = Rotation(Rope(config.rope_theta, config.head_size), config.context_length)
 
     def pairs(self, features: Tensor, embedded: Tensor) -> Tensor:
-        """What attention reads: float32 [rows, 2 * hidden], from two times float32 [rows, hidden]."""
+        """What attention reads: [rows, 2 * hidden], from two times [rows, hidden]."""
         return torch.cat((self.midlayer.input_layernorm(embedded), self.midlayer.hidden_norm(features)), dim=-1)
 
     def queries(self, pairs: Tensor, positions: Tensor) -> Tensor:
-        """Rotated queries, float32 [rows, heads, head_size]."""
+        """Rotated queries, [rows, heads, head_size]."""
         projected = self.midlayer.self_attn.q_proj(pairs).unflatten(1, (self.config.heads, self.config.head_size))
         rotated: Tensor = self.rotate(projected, positions)
         return rotated
 
     def keys_and_values(self, pairs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys, and values, each float32 [rows, kv_heads, head_size]."""
+        """Rotated keys, and values, each [rows, kv_heads, head_size]."""
         shape = self.config.kv_heads, self.config.head_size
         keys, values = self.midlayer.self_attn.k_proj(pairs), self.midlayer.self_attn.v_proj(pairs)
         return self.rotate(keys.unflatten(1, shape), positions), values.unflatten(1, shape)
 
     def outputs(self, features: Tensor, attended: Tensor) -> Tensor:
-        """The features of the next row, float32 [rows, hidden].
+        """The features of the next row, [rows, hidden].
 
         Args:
-            features: float32 [rows, hidden], as given to :meth:`pairs`.
-            attended: float32 [rows, heads * head_size], what attention gave.
+            features: [rows, hidden], as given to :meth:`pairs`.
+            attended: [rows, heads * head_size], what attention gave.
         """
         stream = features + self.midlayer.self_attn.o_proj(attended)
         result: Tensor = stream + self.midlayer.mlp(self.midlayer.post_attention_layernorm(stream))

@@ -60,6 +60,8 @@ def read_head(folder: str | os.PathLike[str]) -> tuple[Head, npt.NDArray[np.int6
             if not tensor.isfinite().all():
                 raise ValueError(f"{name} holds values that are infinite or not a number")
         head = Head(config)
+        if others := sorted(tensors.keys() - head.state_dict().keys()):
+            raise ValueError(f"it has {others[0]!r}, which heads that are trained here have not")
         head.load_state_dict(tensors)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError, SafetensorError) as error:
         raise _unreadable(path, error) from error
@@ -80,7 +82,8 @@ def read_head_config(folder: str | os.PathLike[str]) -> HeadConfig:
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path} holds no head that can be read: {error}; train it again")
+    reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
+    return CheckpointError(f"{path} holds no head that can be read: {reason}; expected one that was trained here")
 
 
 def _to_json(config: HeadConfig) -> dict[str, Any]:

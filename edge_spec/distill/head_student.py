@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edge_spec.distill.draft_folder import require_draft
 from edge_spec.distill.draft_ids import choose_draft_ids
 from edge_spec.distill.head import Head
 from edge_spec.distill.head_files import read_head, read_head_config, write_head
@@ -68,6 +69,7 @@ def head_to_begin_with(
     """
     if settings.start_from is None:
         return None
+    require_draft(settings.start_from, "head")
     found = read_head_config(settings.start_from)
     wanted = head_config(checkpoint, taps, found.draft_vocabulary_size, found.intermediate_size)
     if found != wanted:

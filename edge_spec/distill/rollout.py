@@ -4,6 +4,8 @@ From each row s of an answer starts a rollout. Its step 0 reads the target's fea
 own output of step j - 1 and the text's next token, stands at position s + j, and sees the rows up to s as the target
 fed them and behind those its own. All rollouts do a step together: their own rows differ, so of those each score is a
 sum of products of its own, while the rows that the target fed are one matrix for all.
+
+Tensors are float32, or under autocast what that makes of them, unless another type is told.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Step:
     Attributes:
         rows: int64 [rollouts], the rows of the batch that tell what is right: they hold what follows the token that the
             step has read last.
-        outputs: float32 [rollouts, hidden], the head's.
+        outputs: [rollouts, hidden], the head's.
     """
 
     rows: Tensor
@@ -84,14 +86,14 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, own: Sequence[tuple[Te
     """Attention of the rollouts of one text.
 
     Args:
-        queries: float32 [rollouts, heads, size].
-        keys: float32 [rows, kv_heads, size], as the target fed them; the last rollout sees all of them, the one before
+        queries: [rollouts, heads, size].
+        keys: [rows, kv_heads, size], as the target fed them; the last rollout sees all of them, the one before
             it all but the last, and so on.
         values: as the keys.
-        own: keys and values of the rollouts' own rows, each float32 [rollouts, kv_heads, size].
+        own: keys and values of the rollouts' own rows, each [rollouts, kv_heads, size].
 
     Returns:
-        float32 [rollouts, heads * size].
+        [rollouts, heads * size].
     """
     rollouts, heads, size = queries.shape
     rows, kv_heads, _ = keys.shape

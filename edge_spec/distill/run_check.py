@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_spec.bundle import require_replaceable
+from edge_spec.bundle import open_bundle, require_replaceable
+from edge_spec.distill.chat_frame import chat_frame
 from edge_spec.distill.head_student import head_to_begin_with
+from edge_spec.distill.tap_files import TapFiles
 from edge_spec.distill.tiny_student import tiny_to_begin_with
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.trainer import require_device
-from edge_spec.distill.write_texts import default_taps
-from edge_spec.errors import CheckpointError, EdgeSpecError
+from edge_spec.distill.training_state import STATE, TrainingState
+from edge_spec.distill.write_texts import TEXTS_PER_FILE, default_taps
+from edge_spec.errors import CheckpointError, EdgeSpecError, RequestError
 from edge_spec.export.checkpoint import open_checkpoint
 from edge_spec.export.heads.target_checkpoint import checkpoint_of
 from edge_spec.manifest import Manifest
+from edge_spec.runtime.prompt import PromptEncoder
+from edge_spec.runtime.tokenizer import TextTokenizer
 
 # Sizes in which a checkpoint and the model that was made from it agree, however the checkpoint is stored.
 _SIZES = ("layers", "hidden_size", "heads", "kv_heads", "head_size")
 _MOST_THREADS = 256
+
+
+@dataclass(frozen=True)
+class WantedTexts:
+    """What the target is to write.
+
+    Attributes:
+        folder: where to.
+        tokens: of answers.
+        limit_bytes: most that they may take on disk.
+        prompts: how many there are.
+        shipped: whether they are those that ship.
+    """
+
+    folder: Path
+    tokens: int
+    limit_bytes: int
+    prompts: int
+    shipped: bool
 
 
 def check_run(
@@ -31,6 +55,7 @@ def check_run(
     overwrite: bool,
     settings: TrainSettings,
     threads: int | None,
+    texts: WantedTexts,
 ) -> None:
     """Raise EdgeSpecError for what would end the run later.
 
@@ -43,10 +68,13 @@ def check_run(
         overwrite: replace another bundle that is there.
         settings: of the training.
         threads: of the CPU.
+        texts: what is to be written.
     """
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise EdgeSpecError(f"threads is {threads}, expected 1 to {_MOST_THREADS}; one per physical core is best.")
     require_device(settings.device)
+    if texts.shipped:
+        _require_chats(bundle)
     for folder in (bundle, *([] if output is None else [output])):
         if Path(os.path.realpath(work)).is_relative_to(os.path.realpath(folder)):
             raise EdgeSpecError(f"The working folder {work} lies in the bundle {folder}; name another (--work).")
@@ -70,6 +98,36 @@ def check_run(
         head_to_begin_with(opened, default_taps(facts.layers), settings)
     else:
         tiny_to_begin_with(opened, settings)
+    TrainingState.check(work / settings.kind, {**settings.fixed(), "target": opened.sha256()})
+    if (work / settings.kind / STATE).exists():
+        _require_no_more(texts, work / settings.kind)
+
+
+def _require_chats(bundle: Path) -> None:
+    """Raise RequestError if the prompts that ship cannot be asked, of which the target writes some itself."""
+    opened = open_bundle(bundle, verify=False)
+    tokenizer = TextTokenizer(opened.tokenizer_path)
+    encoder = PromptEncoder(tokenizer, opened.manifest, opened.chat_template(), opened.manifest.context_length)
+    try:
+        chat_frame(encoder.encode)
+    except RequestError as error:
+        raise RequestError(
+            f"The prompts that ship are chats, which cannot be held with {bundle}: {error} Give prompts of your own, "
+            "as text (--prompts)."
+        ) from None
+
+
+def _require_no_more(texts: WantedTexts, draft: Path) -> None:
+    """Raise RequestError if more texts were to come to those that a draft has begun to learn from."""
+    there = TapFiles(texts.folder)
+    two_files = 2 * TEXTS_PER_FILE * there.stored_bytes // max(len(there), 1)
+    has_room = there.stored_bytes + two_files <= texts.limit_bytes
+    if there.answer_tokens < texts.tokens and len(there) < texts.prompts and has_room:
+        raise RequestError(
+            f"The draft in {draft} has begun to learn from {there.answer_tokens:,} tokens of answers, and is to have "
+            f"{texts.tokens:,}; ask for {there.answer_tokens} (--tokens), or name another working folder (--work) and "
+            f"go on from that draft there (--start-from {draft})."
+        )
 
 
 def _require_writable(folder: Path) -> None:

@@ -23,7 +23,7 @@ class DraftedStep:
     Attributes:
         rows: int64 [rollouts], the rows of the batch that tell what is right: they hold what follows the token that the
             step has read last.
-        logits: float32 [rollouts, draft vocabulary], or of some columns of it.
+        logits: [rollouts, draft vocabulary], or of some columns of it; float32, or under autocast what that gives.
     """
 
     rows: Tensor

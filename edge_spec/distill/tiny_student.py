@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edge_spec.distill.draft_folder import require_draft
 from edge_spec.distill.draft_ids import choose_draft_ids
 from edge_spec.distill.initial_weights import read_embedding
 from edge_spec.distill.student import DraftedStep, Ids
@@ -92,6 +93,7 @@ def tiny_to_begin_with(checkpoint: Checkpoint, settings: TrainSettings) -> tuple
     if settings.start_from is None:
         spread_layers(settings.layers, facts.layers)
         return None
+    require_draft(settings.start_from, "tiny")
     source, ids = open_checkpoint(settings.start_from), read_draft_ids(settings.start_from)
     if replace(source.architecture, attention=()) != replace(facts, attention=()) or ids[-1] >= facts.logits_size:
         raise EdgeSpecError(

@@ -50,8 +50,8 @@ class TrainSettings:
         text_tokens: tokens of a text that are read at most.
         held_out_share: share of the texts that are kept back to measure acceptance.
         held_out_tokens: tokens of those texts at most.
-        evaluate_every: steps from one measurement to the next.
-        patience: measurements without a better one after which to stop.
+        evaluate_every: steps from one measurement to the next; ``None`` for four in an epoch, at least 200 steps apart.
+        patience: measurements without a better one after which to stop, those of the first step alone not counted.
         save_minutes: minutes from one saved state to the next; 0 for every step.
         seed: of the weights and of the order of the texts.
         device: ``cpu`` or ``cuda``.
@@ -82,8 +82,8 @@ class TrainSettings:
     text_tokens: int = 2048
     held_out_share: float = 0.05
     held_out_tokens: int = 20_000
-    evaluate_every: int = 200
-    patience: int = 5
+    evaluate_every: int | None = None
+    patience: int = 8
     save_minutes: float = 3.0
     seed: int = 0
     device: str = "cpu"
@@ -104,13 +104,12 @@ class TrainSettings:
         for name in ("minutes", "epochs", "learning_rate", "clip"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
-                raise EdgeSpecError(f"{name} is {value}; expected a number above 0.")
-        counts = ("draft_vocabulary", "steps", "layers", "batch_tokens", "evaluate_every", "patience")
-        for name in (*counts, "held_out_tokens", "expected_tokens", "negative_samples"):
-            if getattr(self, name) < 1:
-                raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 1 or more.")
-        if self.intermediate_size is not None and self.intermediate_size < 1:
-            raise EdgeSpecError(f"intermediate_size is {self.intermediate_size}; expected 1 or more.")
+                raise EdgeSpecError(f"{name} is {value}; expected a finite number above 0.")
+        counts = ("draft_vocabulary", "intermediate_size", "steps", "layers", "batch_tokens", "evaluate_every")
+        for name in (*counts, "patience", "held_out_tokens", "expected_tokens", "negative_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EdgeSpecError(f"{name} is {value}; expected 1 or more.")
         if self.steps > _MOST_STEPS:
             raise EdgeSpecError(f"steps is {self.steps}; expected at most {_MOST_STEPS}, each of which takes memory.")
         if self.seed >= 1 << 63:

@@ -35,6 +35,8 @@ from edge_spec.export.checkpoint import open_checkpoint
 _REPORT_EVERY = 20.0
 # What counts as better, in accepted tokens.
 _BETTER = 0.002
+# Measurements in an epoch, and from one to the next so many steps at least.
+_MEASURED_IN_EPOCH, _LEAST_STEPS = 4, 200
 # Of the highest learning rate, what is left at the end.
 _LAST_RATE = 0.05
 
@@ -190,6 +192,8 @@ class _Run:
         with written_whole(folder):
             forget_after(folder, self._state.step)
         self._batches, self._rate = self._plan(self._state.epoch), 0.0
+        often = max(len(self._plan(0)) // _MEASURED_IN_EPOCH, _LEAST_STEPS)
+        self._evaluate_every = often if settings.evaluate_every is None else settings.evaluate_every
         self._began = time.monotonic() - self._state.seconds
         # Since the last report.
         self._reported, self._tokens_reported, self._losses = self._now(), self._state.tokens, list[float]()
@@ -210,7 +214,7 @@ class _Run:
             over = self._done() >= 1
             if over:
                 state.finished = "the time is over" if self._out_of_time() else "all epochs are over"
-            if over or state.step % self._settings.evaluate_every == 0:
+            if over or state.step % self._evaluate_every == 0:
                 self._report(self._measure())
             elif self._now() - self._reported >= _REPORT_EVERY:
                 self._report(None)
@@ -242,10 +246,12 @@ class _Run:
 
     def _steps(self) -> int:
         """How many steps of its rollouts the student learns from now. A draft to go on from knows its first one."""
-        settings = self._settings
-        if settings.start_from is None and self._done() < settings.first_step_share:
+        settings, learned = self._settings, self._student.learned_steps
+        first_alone = settings.start_from is None and learned > 1 and self._done() < settings.first_step_share
+        if first_alone and not self._state.all_steps:
             return 1
-        return self._student.learned_steps
+        self._state.all_steps = True
+        return learned
 
     def _sample(self, batch: TextBatch) -> ColumnSample:
         settings, dice = self._settings, np.random.default_rng([self._settings.seed, 2, self._state.step])
@@ -273,16 +279,20 @@ class _Run:
 
     def _measure(self) -> Acceptance:
         """Measure on the held-out texts; write the draft if it is the best so far."""
+        began = self._now()
         batches = plan_batches(self._survey.held_out, self._survey.lengths, self._settings.batch_tokens, None)
         measured = measure_acceptance(self._student, map(self._read, batches))
         state = self._state
         if measured.accepted_length > state.best_length:
             with written_whole(self._folder, SafetensorError):
                 self._student.write(self._folder)
-        state.worse = 0 if measured.accepted_length > state.best_length + _BETTER else state.worse + 1
+        # What is learnt of the first step alone is to be built on, whether or not it shows.
+        better = measured.accepted_length > state.best_length + _BETTER
+        state.worse = 0 if better or not state.all_steps else state.worse + 1
         state.best_length = max(measured.accepted_length, state.best_length)
         if state.worse >= self._settings.patience:
             state.finished = f"{state.worse} measurements brought nothing better"
+        self._reported += self._now() - began  # no part of the speed at which it learns
         return measured
 
     def _report(self, measured: Acceptance | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -33,6 +35,7 @@ class TrainingState:
         best_length: the best accepted length that was measured.
         worse: measurements since.
         finished: why the run is over; empty while it is not.
+        all_steps: whether the draft learns from all of its steps by now, and not from the first one alone.
     """
 
     step: int = 0
@@ -43,6 +46,7 @@ class TrainingState:
     best_length: float = -1.0
     worse: int = 0
     finished: str = ""
+    all_steps: bool = False
 
     def save(
         self, folder: Path, run: dict[str, Any], network: torch.nn.Module, optimizer: torch.optim.Optimizer
@@ -76,27 +80,33 @@ class TrainingState:
         path = folder / STATE
         if not path.exists():
             return cls()
-        try:
+        with _readable(path):
             saved = torch.load(path, map_location="cpu", weights_only=True)
             earlier = dict(saved["run"])
-            if earlier == run:
-                network.load_state_dict(saved[_WEIGHTS])
-                optimizer.load_state_dict(saved["optimizer"])
-                state = cls(**saved["state"])
-                state._require_sound()
-                return state
-        except Exception as error:  # torch raises whatever its archive reader and unpickler do
-            reason = str(error).strip().split("\n")[0]
-            if isinstance(error, UnpicklingError):  # torch says how to let it run what it holds
-                reason = "it holds other things than numbers and weights"
-            raise EdgeSpecError(
-                f"{path} cannot be read ({reason}); remove it to begin anew, or name another folder."
-            ) from error
-        name = next(name for name in {**run, **earlier} if run.get(name) != earlier.get(name))
-        raise EdgeSpecError(
-            f"{path} was saved by a run with {name} {earlier.get(name)!r}, not {run.get(name)!r}; give what it was "
-            "begun with, remove it to begin anew, or name another folder."
-        )
+        _require_same(path, earlier, run, {**run, **earlier})
+        with _readable(path):
+            network.load_state_dict(saved[_WEIGHTS])
+            optimizer.load_state_dict(saved["optimizer"])
+            state = cls(**saved["state"])
+            state._require_sound()
+        return state
+
+    @staticmethod
+    def check(folder: Path, known: Mapping[str, Any]) -> None:
+        """Tell early that :meth:`load` would fail.
+
+        Args:
+            folder: of the run; there may be nothing yet.
+            known: of what the run is made of, as far as it can be known.
+
+        Raises:
+            EdgeSpecError: what was saved is another run, or damaged.
+        """
+        path = folder / STATE
+        if path.exists():
+            with _readable(path):
+                earlier = dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["run"])
+            _require_same(path, earlier, known, known)
 
     def _require_sound(self) -> None:
         """Raise ValueError for what no run has saved."""
@@ -109,3 +119,29 @@ class TrainingState:
                 raise ValueError(f"{name} is no number from {least:g} on")
         if not isinstance(self.finished, str):
             raise ValueError("finished is no text")
+        if type(self.all_steps) is not bool:
+            raise ValueError("all_steps is neither true nor false")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Tell what goes wrong while a saved state is read."""
+    try:
+        yield
+    except Exception as error:  # torch raises whatever its archive reader and unpickler do
+        reason = str(error).strip().split("\n")[0]
+        if isinstance(error, UnpicklingError):  # torch says how to let it run what it holds
+            reason = "it holds other things than numbers and weights"
+        raise EdgeSpecError(
+            f"{path} cannot be read ({reason}); remove it to begin anew, or name another folder."
+        ) from error
+
+
+def _require_same(path: Path, earlier: Mapping[str, Any], run: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise EdgeSpecError for the first of these names whose values differ."""
+    for name in names:
+        if run.get(name) != earlier.get(name):
+            raise EdgeSpecError(
+                f"{path} was saved by a run with {name} {earlier.get(name)!r}, not {run.get(name)!r}; give what it was "
+                "begun with, remove it to begin anew, or name another folder."
+            )

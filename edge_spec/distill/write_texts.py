@@ -27,7 +27,7 @@ DEFAULT_BATCH = 64
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_PROMPT_TOKENS = 512
 
-_TEXTS_PER_FILE = 32
+TEXTS_PER_FILE = 32
 _LONGEST_QUESTION = 256
 _NO_LIMIT = 1 << 62  # long prompts are cut here, not refused
 
@@ -171,7 +171,7 @@ class _Run:
     def _whole_file(self) -> list[TappedText]:
         """The texts of the next file, if all of them have ended."""
         begin = len(self.files)
-        end = min(begin + _TEXTS_PER_FILE, self._texts)
+        end = min(begin + TEXTS_PER_FILE, self._texts)
         if any(number not in self._waiting for number in range(begin, end)):
             return []
         return [self._waiting[number] for number in range(begin, end)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from edge_spec.bundle import open_bundle, read_manifest
 from edge_spec.export.heads.head_folder import open_head_folder
+from edge_spec.export.heads.target_checkpoint import checkpoint_of
 from edge_spec.export.heads.write_head import HEAD_FILES, write_head
 from edge_spec.export.pair import ExportReport
 from edge_spec.export.progress import Progress, silent
@@ -53,8 +54,11 @@ def add_head(
     manifest = opened.manifest
     chosen = find_recipe(recipe or DEFAULT_HEAD_RECIPES[manifest.device], manifest.device)
     checkpoint = open_head_folder(head, offline)
+    record = manifest.target
+    if target is not None:
+        record = replace(record, source=os.fspath(target))
+        checkpoint_of(record, "weights")  # whether this head needs them or not, the bundle will name them
     with rebuilt_bundle(opened, output, overwrite, lambda name: name in HEAD_FILES) as rebuilt:
-        record = manifest.target if target is None else replace(manifest.target, source=os.fspath(target))
         bare = replace(manifest, target=record, head=None, files={})
         written = write_head(rebuilt.folder, bare, checkpoint, chosen, taps, progress)
         progress("seal", 0, 1)

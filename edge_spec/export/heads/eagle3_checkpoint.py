@@ -64,6 +64,8 @@ def read_eagle3(folder: HeadFolder, manifest: Manifest, taps: Sequence[int] | No
         taps = options.taps(target.layers)
     order = _ascending(taps, target.layers, config.where)
     count = options.columns
+    if "lm_head.weight" not in tensors:
+        _require_target_rows(tensors, count, manifest)
     columns = columns_of(tensors, count, manifest.vocab_size)
     head = RecurrentHead(
         kind="eagle3",
@@ -172,6 +174,21 @@ def _lm_head(tensors: HeadTensors, columns: DraftColumns, target: ModelRecord, s
         return tensors.read(name, *shape)[columns.order]
     ids = np.arange(shape[0], dtype=np.int64) if columns.ids is None else columns.ids
     return lm_head_rows(checkpoint_of(target, "lm_head"), ids)
+
+
+def _require_target_rows(tensors: HeadTensors, count: int, manifest: Manifest) -> None:
+    """Raise CheckpointError unless it is clear which rows of the target's lm_head the columns are."""
+    size = manifest.target.architecture.logits_size
+    if count > size:
+        raise CheckpointError(
+            f"{tensors.source}: the head is to propose {count:,} ids with its target's lm_head, which has {size:,}; is "
+            "it a head for this target?"
+        )
+    if count < manifest.vocab_size and "d2t" not in tensors:
+        raise CheckpointError(
+            f"{tensors.source}: the head has {count:,} columns of its target's {size:,}, and nothing says which: "
+            "expected 'd2t', or an 'lm_head.weight' of its own; is the file whole?"
+        )
 
 
 def _own_embedding(tensors: HeadTensors, readable_ids: int, hidden: int) -> OwnEmbedding | None:

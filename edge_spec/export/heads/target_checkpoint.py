@@ -22,11 +22,12 @@ def checkpoint_of(target: ModelRecord, needed: str) -> Checkpoint:
         same = checkpoint.sha256() == target.source_sha256
     except EdgeSpecError as error:
         raise CheckpointError(
-            f"the head needs the {needed} of its target, which this bundle was made of {target.source!r}: {error}"
+            f"the head needs the {needed} of its target, which this bundle was made of {target.source!r}: {error} "
+            "If it has moved, say where it is (--target)."
         ) from error
     if not same:
         raise CheckpointError(
-            f"the head needs the {needed} of its target, but {target.source!r} has changed since this bundle was "
-            "made of it; export the target again"
+            f"the head needs the {needed} of its target, but {target.source!r} is not what this bundle was made of; "
+            "say where that is (--target), or export the target again"
         )
     return checkpoint
