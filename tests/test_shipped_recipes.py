@@ -20,7 +20,7 @@ from gguf_files import METADATA, write_model
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = dict(sorted((path.stem, path) for path in (ROOT / "models").glob("*.toml")))
-RUN = {"qwen2.5-coder-1.5b": "both models", "smollm2-135m": "the model", "smollm2-1.7b": "the draft"}
+RUN = {"qwen2.5-coder-1.5b": "both models", "smollm2-135m": "both", "smollm2-1.7b": "the draft"}
 SPDX = {"Apache-2.0", "MIT"}
 
 
