@@ -445,7 +445,8 @@ def test_the_command_gives_a_bundle_a_head(bundle: Any, tmp_path: Path, capsys: 
     assert cli.main([*command, "--output", str(path)]) == 2
     assert "already exists" in capsys.readouterr().err
     for wrong, said in (
-        ([*command, "--target", "x"], "--bundle is there already; leave out --target"),
+        ([*command, "--draft", "x"], "give --head or --draft, not both"),
+        ([*command, "--context", "64"], "--bundle is there already; leave out --context"),
         (["export", "--bundle", str(path)], "give --head"),
         (["export", "--target", "x", "--output", "y", "--head-recipe", "fp32"], "--head-recipe is about a head"),
         ([*command, "--taps", "1,x"], "names no layers, expected numbers such as 2,15,27"),

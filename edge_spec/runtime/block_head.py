@@ -14,7 +14,7 @@ from edge_spec.manifest import HeadRecord
 from edge_spec.onnx_runtime import import_onnxruntime
 from edge_spec.runtime.graph_session import GraphSession, call_failure
 from edge_spec.runtime.kv_cache import KVCache
-from edge_spec.runtime.mapped_weights import read_sparingly
+from edge_spec.runtime.mapped_weights import SparseRows
 from edge_spec.runtime.markov_bias import MarkovBias
 from edge_spec.runtime.provider import CUDA_PROVIDER
 
@@ -69,9 +69,7 @@ class BlockHead:
         path = bundle.path / graph.path
         self._ort = import_onnxruntime()
         self._session = GraphSession(self._ort, path, False, providers, threads, options)
-        for name, tensor in checked.initializers.items():
-            if name.startswith("embedding.") and tensor.external is not None:  # a few rows of it are read in a call
-                read_sparingly(path.parent / tensor.external.location, tensor.external.offset)
+        self._embedding = SparseRows(path.parent, checked.initializers)
         self.cache = self.new_cache()
 
     @property
@@ -115,6 +113,7 @@ class BlockHead:
         rows, block, past = len(taps), self._block, cache.length
         keys = rows + block
         total = keys + block  # the block's queries stand behind its keys
+        self._embedding.expect((anchor,))
         try:
             cache.reserve(past + total)
             binding = self._session.binding()

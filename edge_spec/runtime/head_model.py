@@ -20,7 +20,7 @@ from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.graph_session import GraphSession, call_failure, said
 from edge_spec.runtime.head_calls import HeadCalls, HeadShape
 from edge_spec.runtime.kv_cache import KVCache
-from edge_spec.runtime.mapped_weights import read_sparingly
+from edge_spec.runtime.mapped_weights import SparseRows
 from edge_spec.runtime.model_sessions import choose_graph
 
 # Most rows of a call.
@@ -81,10 +81,7 @@ class HeadModel:
         path = bundle.path / graph.path
         checked = check_head_graph(bundle, head)
         self._session = GraphSession(self._ort, path, False, providers, threads, settings.options)
-        for name, tensor in checked.initializers.items():
-            # Of these a text reads a row for each of its tokens; everything else is read in every call.
-            if name.startswith("embedding.") and tensor.external is not None:
-                read_sparingly(path.parent / tensor.external.location, tensor.external.offset)
+        self._embedding = SparseRows(path.parent, checked.initializers)
         self._device = settings.name
         self._cache_type: Any = np.dtype(graph.kv).type
         self.context = min(context, self._facts.context_length)
@@ -149,6 +146,7 @@ class HeadModel:
         if past + rows > self.cache.capacity:
             self._grow(past + rows)
         call = self._calls.call(HeadShape(told, own, len(logit_rows)), self.cache)
+        self._embedding.expect(token_ids)
         call.fill(token_ids, taps, features, logit_rows, past)
         try:
             self._calls.run(call)

@@ -4,12 +4,69 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from edge_spec.onnx_file import Tensor
 
 _MAPS = Path("/proc/self/maps")
 # From Linux's <asm-generic/mman-common.h>: the next read will be somewhere else.
 _MADV_RANDOM = 1
+_PAGE = 4096
+
+
+class SparseRows:
+    """The rows of an embedding in its file, which are asked for just before a call reads them.
+
+    A call that finds a row missing waits for the disk in the middle of its work. Where there are no more cores than
+    threads, the thread that waited is often woken on a core where another computes, and the call takes twice its time.
+    """
+
+    def __init__(self, folder: Path, initializers: Mapping[str, Tensor]) -> None:
+        """Have the embedding of a graph that a session has opened read page by page.
+
+        Args:
+            folder: of the graph.
+            initializers: of the graph, checked; there may be no embedding in a file.
+        """
+        self._tables: list[_Table] = []
+        for name, tensor in initializers.items():
+            # Of these a text reads a row for each of its tokens; everything else is read in every call.
+            if name.startswith("embedding.") and tensor.external is not None:
+                place = tensor.external
+                read_sparingly(folder / place.location, place.offset)
+                with suppress(OSError):
+                    row = place.length // max(tensor.shape[0], 1)
+                    self._tables.append(_Table(folder / place.location, place.offset, row, place.length))
+
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """Ask the system for the rows of tokens, as far as they were not asked for before; return at once."""
+        for table in self._tables:
+            table.expect(token_ids)
+
+
+class _Table:
+    """One tensor with a row for each token."""
+
+    def __init__(self, file: Path, offset: int, row_bytes: int, length: int) -> None:
+        self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._offset, self._row_bytes, self._length = offset, row_bytes, length
+        self._asked = bytearray(length // _PAGE + 2)  # by page, from that where the tensor begins
+
+    def expect(self, token_ids: Iterable[int]) -> None:
+        begin = self._offset // _PAGE
+        for token in token_ids:
+            first = self._offset + token * self._row_bytes
+            if not self._offset <= first < self._offset + self._length:
+                continue  # the call will tell
+            page, last = first // _PAGE, (first + self._row_bytes - 1) // _PAGE
+            if not (self._asked[page - begin] and self._asked[last - begin]):
+                self._asked[page - begin : last - begin + 1] = b"\1" * (last - page + 1)
+                with suppress(OSError, AttributeError):  # another system
+                    os.posix_fadvise(self._descriptor, page * _PAGE, (last - page + 1) * _PAGE, os.POSIX_FADV_WILLNEED)
 
 
 def read_sparingly(file: Path, offset: int) -> None:

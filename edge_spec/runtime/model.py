@@ -102,6 +102,7 @@ class Model:
             self._settings = replace(self._settings, resident=False, captures=False, tree_graph=False)
         sessions = open_sessions(self._ort, bundle, record, graph, providers, threads, self._settings)
         self._session, self._trees = sessions.chains, sessions.trees
+        self._embedding = sessions.embedding
         if sessions.graphs_refused is not None:
             self._settings = self._settings.without_graphs(sessions.graphs_refused)
         bias_type: Any = np.float16 if graph.kv == "float16" else np.float32
@@ -250,6 +251,7 @@ class Model:
             raise RequestError("An empty cache takes no positions; put the first token into it before a tree.")
         session = self._trees if branched else self._session
         assert session is not None
+        self._embedding.expect(token_ids)
         wanted = len(logit_rows)
         # The bias of a sliding window counts slots from the true length.
         windowed = session.takes_trees and self._architecture.sliding_window is not None
@@ -292,6 +294,7 @@ class Model:
             RequestError: the tokens do not fit into the context.
         """
         chain, past = self._drafting[steps], self.cache.length
+        self._embedding.expect(token_ids)
         slots = chain.slots(len(token_ids))
         if not token_ids or slots > self.context - past:
             raise RequestError(

@@ -13,7 +13,7 @@ from edge_spec.manifest import CacheType, GraphRecord, ModelRecord
 from edge_spec.runtime.device_settings import DeviceSettings
 from edge_spec.runtime.graph_session import GraphSession
 from edge_spec.runtime.int8_cache import require_int8_cache
-from edge_spec.runtime.mapped_weights import read_sparingly
+from edge_spec.runtime.mapped_weights import SparseRows
 from edge_spec.runtime.shared_weights import SharedWeights
 
 
@@ -25,11 +25,13 @@ class ModelSessions:
         chains: for calls whose rows follow one another.
         trees: for calls with positions or a mask, possibly the same; ``None`` if there is none.
         drafting: those that draft several tokens in one call, by how many.
+        embedding: what all of them read rows of.
     """
 
     chains: GraphSession
     trees: GraphSession | None
     drafting: dict[int, GraphSession]
+    embedding: SparseRows
 
     @property
     def graphs_refused(self) -> str | None:
@@ -87,6 +89,8 @@ def open_sessions(
         drafting = []  # they would hold the weights once more
     weights = SharedWeights(onnxruntime, settings.name, settings.lending) if settings.shares_weights else None
 
+    embeddings: list[SparseRows] = []
+
     def opened(graph: GraphRecord) -> GraphSession:
         checked = check_graph(bundle, record, graph)
         path = bundle.path / graph.path
@@ -94,15 +98,13 @@ def open_sessions(
         session = GraphSession(
             onnxruntime, path, graph.tree, providers, threads, settings.options, values, settings.profile
         )
-        for name, tensor in checked.initializers.items():
-            # Of these a text reads a row for each of its tokens; everything else is read in every call.
-            if name.startswith("embedding.") and tensor.external is not None:
-                read_sparingly(path.parent / tensor.external.location, tensor.external.offset)
+        embeddings.append(SparseRows(path.parent, checked.initializers))
         return session
 
     chains = opened(graph)
     trees = chains if graph.tree else None if apart is None else opened(apart)
-    return ModelSessions(chains, trees, {other.steps: opened(other) for other in drafting})
+    drafts = {other.steps: opened(other) for other in drafting}
+    return ModelSessions(chains, trees, drafts, embeddings[0])
 
 
 def _tree_graph(record: ModelRecord, graph: GraphRecord) -> GraphRecord | None:
