@@ -16,7 +16,7 @@ from test_memory_plan import INT8_KV, LEAST, MIB, MOST, PAIR, items, model, wort
 from edge_spec.errors import MemoryBudgetError, RequestError
 from edge_spec.manifest import FileRecord, GraphRecord, HeadKind, HeadRecord, Manifest
 from edge_spec.runtime.calibration import Calibration
-from edge_spec.runtime.calibration_cache import KeptCalibration, keep, kept_calibrations, machine
+from edge_spec.runtime.calibration_cache import FORMAT, KeptCalibration, keep, kept_calibrations, machine
 from edge_spec.runtime.configuration import DrafterChoice
 from edge_spec.runtime.cost_curve import CostCurve
 from edge_spec.runtime.costs import CallCosts, Costs
@@ -259,7 +259,7 @@ def test_the_json_of_a_plan_tells_both_outlooks() -> None:
 
 
 def test_calibrations_of_this_bundle_and_machine_are_found_again_the_latest_first(tmp_path: Path) -> None:
-    key = {"format": 1, "bundle": BOTH.digest, "machine": machine()}
+    key = {"format": FORMAT, "bundle": BOTH.digest, "machine": machine()}
     of_model, of_head = calibration(0.1, 0.5), calibration(0.02, 0.5)
     keep(tmp_path / "a.json", {"key": {**key, "draft": "cpu", "head": False}, **of_model.to_dict()})
     keep(tmp_path / "b.json", {"key": {**key, "draft": None, "head": True}, **of_head.to_dict()})

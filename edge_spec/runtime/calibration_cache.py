@@ -22,7 +22,7 @@ from edge_spec.user_cache import named_cache, user_cache
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _MOST_BYTES = 1 << 18
 
 _ROOT = Path("/")
