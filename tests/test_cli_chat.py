@@ -219,6 +219,18 @@ class Tty:
         shown, self.shown = self.shown[: found.end()], self.shown[found.end() :]
         return shown
 
+    def type_until(self, key: str, pattern: str) -> None:
+        """Press a key until the pattern shows up: before it waits, Python hears of a signal only at the next key."""
+        for _ in range(30):
+            self.type(key)
+            until = time.monotonic() + 2.0
+            while (left := until - time.monotonic()) > 0 and not re.search(pattern, self.shown):
+                if select.select([self._terminal], [], [], left)[0]:
+                    self.shown += os.read(self._terminal, 4096).decode(errors="replace")
+            if re.search(pattern, self.shown):
+                break
+        self.wait_for(pattern, 1.0)
+
     def ended(self) -> int:
         """Read what is left, and return the exit status."""
         while True:
@@ -296,9 +308,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat_pair: Path, tty: Any) 
     assert count is not None and int(count[1]) < 400
     terminal.wait_for("> ")
     terminal.type("half a line")
-    terminal.wait_for("half a line")  # before it waits for keys, Python hears of a signal only at the next one
-    terminal.type("\x03")
-    terminal.wait_for("Ctrl-D or /quit leaves")
+    terminal.wait_for("half a line")
+    terminal.type_until("\x03", "Ctrl-D or /quit leaves")
     terminal.type("/stats\n")
     terminal.wait_for("memory: ")  # it goes on
     terminal.wait_for("> ")  # before, the line discipline would take the key
