@@ -234,8 +234,10 @@ class _Run:
             group["lr"] = self._rate
         batch = self._read(indices)
         sample = self._sample(batch)
+        state.all_steps = state.all_steps or self._is_past_first_step()
+        steps = self._student.learned_steps if state.all_steps else 1
         with self._mixed:
-            loss = batch_loss(self._student, sample, self._steps(), self._settings.depth_weight)
+            loss = batch_loss(self._student, sample, steps, self._settings.depth_weight)
         self._require_finite(loss, batch)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -244,14 +246,11 @@ class _Run:
         state.step, state.batch, state.tokens = state.step + 1, state.batch + 1, state.tokens + len(batch.token_ids)
         self._losses.append(loss.item())
 
-    def _steps(self) -> int:
-        """How many steps of its rollouts the student learns from now. A draft to go on from knows its first one."""
-        settings, learned = self._settings, self._student.learned_steps
-        first_alone = settings.start_from is None and learned > 1 and self._done() < settings.first_step_share
-        if first_alone and not self._state.all_steps:
-            return 1
-        self._state.all_steps = True
-        return learned
+    def _is_past_first_step(self) -> bool:
+        """Whether there is more to learn now than the first step alone. A draft to go on from knows its first one."""
+        settings = self._settings
+        has_others = self._student.learned_steps > 1 and settings.start_from is None
+        return not has_others or self._done() >= settings.first_step_share
 
     def _sample(self, batch: TextBatch) -> ColumnSample:
         settings, dice = self._settings, np.random.default_rng([self._settings.seed, 2, self._state.step])
