@@ -1,7 +1,8 @@
-"""Progress of long work on a terminal: one bar per stage, on stderr."""
+"""Progress of long work, on stderr: one bar per stage on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -16,6 +17,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+# How often a log is told.
+_LINE_SECONDS = 60.0
+
 
 class ProgressBars:
     """A context manager to be passed as ``progress`` to an export, or around a measurement.
@@ -29,17 +33,19 @@ class ProgressBars:
         clocks: list[ProgressColumn] = [TimeElapsedColumn()]
         if measuring:
             clocks += [TextColumn("left:"), TimeRemainingColumn()]
+        self._console = Console(stderr=True, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description:<14}"),
             BarColumn(),
             TaskProgressColumn(),
             *clocks,
-            console=Console(stderr=True),
+            console=self._console,
             auto_refresh=not measuring,
             speed_estimate_period=600.0,  # seconds; answers may take long, and differ
         )
         self._measuring = measuring
         self._tasks: dict[str, TaskID] = {}
+        self._line_at = time.monotonic()
 
     def __enter__(self) -> ProgressBars:
         return self
@@ -57,6 +63,9 @@ class ProgressBars:
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage)
         self._progress.update(self._tasks[stage], completed=done, total=total, refresh=self._measuring)
+        if not self._console.is_terminal and time.monotonic() - self._line_at >= _LINE_SECONDS:
+            self._line_at = time.monotonic()
+            self._console.print(f"{stage}: {done:,} of {total:,}", markup=False)
 
     def share(self, stage: str, done: float) -> None:
         """Show which share of ``stage`` is done."""
