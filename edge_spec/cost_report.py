@@ -19,12 +19,13 @@ def pasts(context: int) -> tuple[int, ...]:
     return tuple(past for past in (_SHORT_PAST, _LONG_PAST) if past < context) or (0,)
 
 
-def describe_costs(calibration: Calibration, context: int) -> str:
-    """Return the costs as a table with a bar for each row count, and what there is to say of the draft model.
+def describe_costs(calibration: Calibration, context: int, drafter: str = "draft model") -> str:
+    """Return the costs as a table with a bar for each row count, and what there is to say of what drafts.
 
     Args:
         calibration: what was measured.
         context: most tokens of the cache.
+        drafter: what the measured drafts come from, as it is to be called.
     """
     costs, shown = calibration.costs, pasts(context)
     heads = [f"past {past:,}" for past in shown]
@@ -36,7 +37,7 @@ def describe_costs(calibration: Calibration, context: int) -> str:
         cost = costs.verify(rows, shown[0])
         times = "".join(f"{1e3 * costs.verify(rows, past):>13.2f}" for past in shown)
         lines.append(f"  {rows:>5}{times}{cost / one:>11.2f}  {'█' * max(1, round(_BAR * cost / longest))}")
-    lines += ["", *_others(calibration, shown)]
+    lines += ["", *_others(calibration, shown, drafter)]
     return "\n".join(lines)
 
 
@@ -55,12 +56,12 @@ def costs_to_json(calibration: Calibration, context: int) -> dict[str, Any]:
 
 
 def agreement_rate(calibration: Calibration) -> float | None:
-    """Share of the target's tokens that the draft model guessed; ``None`` where nothing was compared."""
+    """Share of the target's tokens that the draft model or the head guessed; ``None`` where nothing was compared."""
     pairs = calibration.agreement
     return sum(agreed for _, agreed in pairs) / len(pairs) if pairs else None
 
 
-def plot_costs(calibration: Calibration, context: int, path: Path) -> None:
+def plot_costs(calibration: Calibration, context: int, path: Path, drafter: str = "draft model") -> None:
     """Draw the target's costs by row count into an image; the suffix of ``path`` says which kind.
 
     Raises:
@@ -77,21 +78,21 @@ def plot_costs(calibration: Calibration, context: int, path: Path) -> None:
         axes.plot(rows, [1e3 * costs.verify(count, past) for count in rows], marker="o", label=f"past {past:,}")
     if costs.draft_model is not None:
         step = 1e3 * costs.draft(pasts(context)[0])
-        axes.axhline(step, linestyle="--", color="gray", label=f"a step of the draft model: {step:.1f} ms")
+        axes.axhline(step, linestyle="--", color="gray", label=f"a step of the {drafter}: {step:.1f} ms")
     axes.set(xlabel="rows of a target call", ylabel="ms", ylim=(0, None), title="What verifying costs")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)
 
 
-def _others(calibration: Calibration, shown: tuple[int, ...]) -> Iterator[str]:
+def _others(calibration: Calibration, shown: tuple[int, ...], drafter: str) -> Iterator[str]:
     costs = calibration.costs
     if costs.draft_model is None:
         yield "draft model: none"
     else:
         steps = ", ".join(f"{1e3 * costs.draft(past):.2f} at past {past:,}" for past in shown)
         share = costs.draft(shown[0]) / costs.verify(1, shown[0])
-        yield f"draft model: milliseconds of a step: {steps}; {share:.0%} of a target's"
+        yield f"{drafter}: milliseconds of a step: {steps}; {share:.0%} of a target's"
         catching = ", ".join(f"{1e3 * costs.draft(shown[0], rows):.2f} for {rows}" for rows in _CATCH_UP_ROWS)
         yield f"  catching up on tokens: {catching}"
         rate = agreement_rate(calibration)

@@ -53,6 +53,13 @@ def engine(path: Path) -> Iterator[Engine]:
         yield loaded
 
 
+def test_calibrate_calls_a_head_a_head(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", str(path), "--context", "64"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nhead: milliseconds of a step: " in shown
+    assert "draft model" not in shown
+
+
 def head_of(path: Path, context: int = 64) -> HeadModel:
     bundle = open_bundle(path)
     assert bundle.manifest.head is not None

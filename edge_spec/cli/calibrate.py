@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
         commands,
         "calibrate",
         "show what calls of a bundle's models cost on this machine",
-        "Show what the target needs for several rows at once, what the draft model needs for a step, and how often it "
-        "is right. That is measured when a bundle is first loaded on a machine, in a few seconds, and kept in "
+        "Show what the target needs for several rows at once, what the draft model or the head needs for a step, "
+        "and how often it is right. That is measured when a bundle is first loaded on a machine, in a few seconds, and kept in "
         "$EDGE_SPEC_CACHE (~/.cache/edge-spec/calibration); generating uses it to decide how much to draft.",
         "edge-spec calibrate coder.pair",
         "edge-spec calibrate coder.pair --fresh --threads 2 --plot costs.png",
@@ -50,10 +50,11 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         options["calibration"] = "fresh"
     with measuring() as progress, edge_spec.load(arguments.bundle, **options, progress=progress) as engine:
         calibration, context = engine.calibration, engine.context
+        drafter = "head" if engine.plan.configuration.head else "draft model"
     if arguments.json:
         print(json.dumps(costs_to_json(calibration, context)))
     else:
-        print(describe_costs(calibration, context))
+        print(describe_costs(calibration, context, drafter))
     if arguments.plot is not None:
-        plot_costs(calibration, context, arguments.plot)
+        plot_costs(calibration, context, arguments.plot, drafter)
     return 0
