@@ -94,6 +94,9 @@ def open_bundle(path: str | os.PathLike[str], verify: bool = True) -> Bundle:
     Raises:
         BundleError: as :func:`read_manifest`, or a file is missing, unreadable, cut short or edited.
     """
+    given: object = path
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise BundleError(f"the bundle's path is {path!r}, expected the folder that 'edge-spec export' wrote.")
     folder = Path(path)
     manifest = read_manifest(folder)
     for hashes in (False, True) if verify else (False,):  # what is cheap first

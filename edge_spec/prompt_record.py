@@ -71,6 +71,8 @@ class PromptRecorder:
         given: object = limit_bytes
         if isinstance(given, bool) or not isinstance(given, int) or given < 1:
             raise RequestError(f"limit_bytes is {limit_bytes!r}, expected a number of bytes of at least 1.")
+        if not os.fspath(path):
+            raise RequestError("The path to record prompts to is empty; name a file.")
         self.path = Path(path)
         self.limit_bytes = limit_bytes
         self._lock = threading.Lock()

@@ -325,6 +325,12 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
             open_bundle(tmp_path / name)
 
 
+@pytest.mark.parametrize("path", ["", None, b"pair", 5])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(BundleError, match="expected the folder that 'edge-spec export' wrote"):
+        open_bundle(path)
+
+
 @pytest.mark.parametrize("name", [MANIFEST, "target/model.onnx.data"])
 @pytest.mark.parametrize("method", ["open", "lstat"])
 def test_a_file_that_may_not_be_read_is_named(

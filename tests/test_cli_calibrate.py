@@ -58,6 +58,9 @@ def test_calibrate_draws_an_image(plain_pair: Path, tmp_path: Path, capsys: pyte
     assert (tmp_path / "costs.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main(["calibrate", str(plain_pair), "--plot", str(tmp_path / "costs.doc")]) == 2
     assert "expected a file that ends in .png" in capsys.readouterr().err
+    assert cli.main(["calibrate", str(plain_pair), "--plot", str(tmp_path / "nowhere" / "costs.png")]) == 2
+    shown = capsys.readouterr()
+    assert "there is no folder" in shown.err and not shown.out
 
 
 def test_calibrate_names_the_extra_for_images(

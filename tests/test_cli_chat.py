@@ -173,6 +173,17 @@ def test_a_pipe_ends_at_what_does_not_work(chat_pair: Path, piped: Piped, line: 
     assert not [messages for messages, _ in piped.asked if messages[-1]["content"] == "hello"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(("--temperature", "nan"), "temperature is nan"), (("--speculation", "bogus"), "speculation is 'bogus'")],
+)
+def test_options_out_of_range_are_refused_before_anything_is_said(
+    chat_pair: Path, piped: Piped, options: tuple[str, ...], message: str
+) -> None:
+    assert message in piped(chat_pair, options=options, status=2)[1]
+    assert not piped.asked
+
+
 def test_a_bundle_without_a_chat_template_is_refused(plain_pair: Path, piped: Piped) -> None:
     _, err = piped(plain_pair, "hello", status=2)
     assert "no chat template; 'edge-spec run' continues a text" in err

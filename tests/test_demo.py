@@ -13,7 +13,7 @@ from rich.console import Console
 from edge_spec.demo import run_demo
 from edge_spec.demo.race import Lane, Outcome, race
 from edge_spec.demo.view import print_summary, verdict
-from edge_spec.errors import CheckpointError
+from edge_spec.errors import CheckpointError, EdgeSpecError
 from edge_spec.runtime.completion import Chunk, Completion
 from edge_spec.runtime.statistics import Statistics
 from gguf_files import model_metadata, model_tensors, tokenizer_metadata, write_model
@@ -134,6 +134,16 @@ def test_figures_stay_whole_on_a_narrow_terminal() -> None:
     console = Console(file=io.StringIO(), width=40)
     print_summary(console, [Outcome(True, 100, 3.0, 2.0, 50)])
     assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "most", "message"), [([""], 8, "a prompt is empty"), (["one"], -1, "max_new_tokens is -1")]
+)
+def test_what_cannot_be_asked_is_told_before_the_export(
+    tmp_path: Path, prompts: list[str], most: int, message: str
+) -> None:
+    with pytest.raises(EdgeSpecError, match=message):
+        run_demo("nowhere.gguf", prompts, most, tmp_path / "cache")
 
 
 def test_missing_weights_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

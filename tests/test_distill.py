@@ -72,7 +72,9 @@ def test_what_is_measured_is_the_draft_that_was_made(
     assert measured == [(True, False, "head"), (True, True, "model")]
 
 
-def test_a_run_goes_on_where_it_was_and_a_head_can_be_improved_on(bundle: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_was_and_a_head_can_be_improved_on(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "with-draft"
     assert main([*distill(bundle, tmp_path), "--output", str(output), "--no-bench"]) == 0
     assert read_manifest(bundle).head is None
@@ -87,7 +89,11 @@ def test_a_run_goes_on_where_it_was_and_a_head_can_be_improved_on(bundle: Path, 
     again[again.index("--work") + 1] = str(tmp_path / "second")
     place = again.index("--draft-vocab")
     again = again[:place] + again[place + 2 :]
-    assert main(again) == 0
+    assert main(again) == 2  # not in the place of a head that another run has made
+    assert "(--overwrite)" in capsys.readouterr().err
+    assert read_manifest(bundle).head == first
+    assert not (tmp_path / "second").exists()
+    assert main([*again, "--overwrite"]) == 0
     second = read_manifest(bundle).head
     assert first is not None and second is not None and first != second
 
@@ -150,5 +156,7 @@ def test_the_verdict_says_plainly_what_was_measured(gain: Speedup, pays: bool | 
 
 
 class _Figures:
+    answers = 5
+
     def __init__(self, decode_speedup: Speedup) -> None:
         self.decode_speedup = decode_speedup

@@ -353,6 +353,12 @@ def test_the_learning_rate_rises_and_falls() -> None:
         ({"epochs": 1, "held_out_share": 1.0}, "held_out_share is 1.0"),
         ({"epochs": 1, "start": "zero"}, "start is 'zero'"),
         ({"epochs": 1, "precision": "float16"}, "precision is 'float16'"),
+        ({"epochs": "1"}, "epochs is '1'; expected a number"),
+        ({"minutes": True}, "minutes is True; expected a number"),
+        ({"epochs": 1, "steps": 1.5}, "steps is 1.5; expected a whole number"),
+        ({"epochs": 1, "weight_decay": float("inf")}, "weight_decay is inf; expected a finite number"),
+        ({"epochs": 1, "device": 5}, "device is 5; expected text"),
+        ({"epochs": 1, "kind": []}, "kind is ..; expected text"),
     ],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:

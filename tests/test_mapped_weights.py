@@ -1,4 +1,4 @@
-"""Rows of the embedding: asked for before a call reads them, once a page, and only where there are any."""
+"""Rows of the embedding: asked for before a call reads them, and only where there are any."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from edge_spec.onnx_file import External, Tensor
+from edge_spec.runtime import mapped_weights
 from edge_spec.runtime.mapped_weights import SparseRows
 
 PAGE, ROW, ROWS = 4096, 576, 40
@@ -32,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return ranges
 
 
-def test_the_pages_of_a_token_are_asked_for_once(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
+def test_the_pages_of_a_token_are_asked_for_once_in_a_while(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
     (tmp_path / "weights").write_bytes(bytes(2 * PAGE + ROWS * ROW))
     rows = SparseRows(tmp_path, dict([table(tmp_path, "embedding.weight", 2 * PAGE, ROW)]))
     rows.expect([0, 1, 7])  # the last of them ends in the next page
@@ -42,6 +43,17 @@ def test_the_pages_of_a_token_are_asked_for_once(tmp_path: Path, asked: list[tup
     rows.expect([ROWS - 1])
     last = 2 * PAGE + (ROWS - 1) * ROW
     assert asked[2] == (last // PAGE * PAGE, PAGE)
+
+
+def test_pages_are_asked_for_again_as_the_system_may_have_dropped_them(
+    tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_weights, "_ASKED_SECONDS", -1.0)
+    (tmp_path / "weights").write_bytes(bytes(ROWS * ROW))
+    rows = SparseRows(tmp_path, dict([table(tmp_path, "embedding.weight", 0, ROW)]))
+    rows.expect([1])
+    rows.expect([1])
+    assert asked == [(0, PAGE), (0, PAGE)]
 
 
 def test_every_table_of_the_embedding_is_asked_and_nothing_else(tmp_path: Path, asked: list[tuple[int, int]]) -> None:

@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
         "calibrate",
         "show what calls of a bundle's models cost on this machine",
         "Show what the target needs for several rows at once, what the draft model or the head needs for a step, "
-        "and how often it is right. That is measured when a bundle is first loaded on a machine, in a few seconds, and kept in "
-        "$EDGE_SPEC_CACHE (~/.cache/edge-spec/calibration); generating uses it to decide how much to draft.",
+        "and how often it is right. That is measured when a bundle is first loaded on a machine, in a few seconds, and "
+        "kept in $EDGE_SPEC_CACHE (~/.cache/edge-spec/calibration); generating uses it to decide how much to draft.",
         "edge-spec calibrate coder.pair",
         "edge-spec calibrate coder.pair --fresh --threads 2 --plot costs.png",
         "edge-spec calibrate coder.pair --json | jq .verify_seconds",
@@ -45,6 +45,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
         if arguments.plot.suffix not in IMAGES:
             raise RequestError(f"--plot is {arguments.plot}, expected a file that ends in {', '.join(IMAGES)}.")
+        if not arguments.plot.parent.is_dir():
+            raise RequestError(f"--plot is {arguments.plot}, but there is no folder {arguments.plot.parent}.")
     options: dict[str, Any] = given(arguments, "device", "threads", "context", "memory_budget", "kv", "drafter")
     if arguments.fresh:
         options["calibration"] = "fresh"

@@ -60,7 +60,9 @@ def _run(arguments: argparse.Namespace) -> int:
         if CHAT_TEMPLATE not in engine.manifest.files:
             raise RequestError("This bundle has no chat template; 'edge-spec run' continues a text with it.")
         terminal = Terminal(color=not arguments.no_color)
-        conversation = Conversation(engine, arguments.system, given(arguments, *REQUEST_OPTIONS), terminal.say)
+        request = given(arguments, *REQUEST_OPTIONS)
+        engine.stream([{"role": "user", "content": ""}], **request)  # only checked: a slip is told before a question
+        conversation = Conversation(engine, arguments.system, request, terminal.say)
         if terminal.interactive:
             terminal.note(f"{arguments.bundle.name} · {engine.exactness} · /help lists the commands, Ctrl-D leaves")
         _converse(terminal, ChatCommands(conversation, terminal))

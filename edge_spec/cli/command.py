@@ -147,6 +147,13 @@ def named_path(text: str) -> Path:
     return Path(text)
 
 
+def model_name(text: str) -> str:
+    """Read what may be a path or a name on the hub. An empty one would be the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty, expected a path or a name")
+    return text
+
+
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the options that were given; those that were not keep the defaults of the function they go to."""
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}

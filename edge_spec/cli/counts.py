@@ -21,6 +21,10 @@ def token_count(text: str) -> int:
 def _count(text: str, units: Mapping[str, int], complaint: str) -> int:
     unit = units.get(text[-1:].lower())
     digits = text if unit is None else text[:-1]
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS or not int(digits):
+    if digits.isascii() and digits.isdecimal() and len(digits) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(
+            f"{text[:20]}... is more than can be counted here, expected {_MOST_DIGITS} digits at most"
+        )
+    if not (digits.isascii() and digits.isdecimal()) or not int(digits):
         raise argparse.ArgumentTypeError(f"{text!r} is {complaint}")
     return int(digits) * (unit or 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from edge_spec.cli.command import add_command, given, named_path
+from edge_spec.cli.command import add_command, given, model_name, named_path
 
 
 def add(commands: Any) -> None:
@@ -20,7 +20,10 @@ def add(commands: Any) -> None:
         "edge-spec demo --model coder-0.5b.gguf --prompt 'Write a haiku about the sea.'",
     )
     parser.add_argument(
-        "--model", metavar="MODEL", help="GGUF file, Hugging Face folder or hub id (the SmolLM2 of 'make demo')"
+        "--model",
+        type=model_name,
+        metavar="MODEL",
+        help="GGUF file, Hugging Face folder or hub id (the SmolLM2 of 'make demo')",
     )
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="ask this instead; can be repeated")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (110)")

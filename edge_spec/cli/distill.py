@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.cli.command import add_command, given, named_path
+from edge_spec.cli.command import add_command, given, model_name, named_path
 from edge_spec.cli.counts import id_count, token_count
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def add(commands: Any) -> None:
         "edge-spec distill smollm2.pair --work smollm2.distill",
         "edge-spec distill smollm2.pair --kind tiny --layers 2",
         "edge-spec distill coder.pair --work coder.distill --tokens 2m --minutes 600 --device cuda",
-        "edge-spec distill smollm2.pair --work mine.distill --prompts my_log.jsonl --start-from smollm2.distill/head",
+        "edge-spec distill smollm2.pair --work mine.distill --prompts my_log.jsonl --start-from smollm2.distill/head "
+        "--output mine.pair",
     )
     parser.add_argument("bundle", type=named_path, metavar="BUNDLE", help="folder written by 'edge-spec export'")
     parser.add_argument(
@@ -42,8 +43,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--output", type=named_path, metavar="DIR", help="write the bundle with its draft here (into BUNDLE)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is already at --output")
-    parser.add_argument("--target", metavar="MODEL", help="the target's weights (what the bundle was exported from)")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a bundle that is already at --output, or a draft of another run in BUNDLE",
+    )
+    parser.add_argument(
+        "--target", type=model_name, metavar="MODEL", help="the target's weights (what the bundle was exported from)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
     texts = parser.add_argument_group("texts")

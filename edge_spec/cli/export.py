@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from edge_spec.cli.command import add_command, given, named_path
+from edge_spec.cli.command import add_command, given, model_name, named_path
 from edge_spec.cli.counts import id_count
 from edge_spec.cli.inspect import print_manifest
 from edge_spec.cli.recipe_list import print_recipes
@@ -55,15 +55,25 @@ def add(commands: Any) -> None:
     models = parser.add_argument_group("models")
     models.add_argument(
         "--pair",
+        type=model_name,
         metavar="FILE|NAME",
         help="TOML file, or shipped recipe, that names the models and how they are stored; the options here win",
     )
-    models.add_argument("--target", metavar="MODEL", help="the model whose text is wanted; --pair can name it instead")
-    models.add_argument("--draft", metavar="MODEL", help="a much smaller model, best with the same tokenizer")
     models.add_argument(
-        "--head", metavar="HEAD", help="a small network that drafts from the target's hidden states, such as EAGLE-3"
+        "--target", type=model_name, metavar="MODEL", help="the model whose text is wanted; --pair can name it instead"
     )
-    models.add_argument("--bundle", metavar="DIR", help="give a bundle that is there a --head or a --draft")
+    models.add_argument(
+        "--draft", type=model_name, metavar="MODEL", help="a much smaller model, best with the same tokenizer"
+    )
+    models.add_argument(
+        "--head",
+        type=model_name,
+        metavar="HEAD",
+        help="a small network that drafts from the target's hidden states, such as EAGLE-3",
+    )
+    models.add_argument(
+        "--bundle", type=model_name, metavar="DIR", help="give a bundle that is there a --head or a --draft"
+    )
     models.add_argument("--offline", action="store_true", help="take what is on the hub from its local cache only")
     models.add_argument("--list", action="store_true", help="print the recipes that are shipped, and export nothing")
     models.add_argument("--via", choices=EXPORTERS, default="native", help="who writes the target's graph (native)")

@@ -14,7 +14,9 @@ _HEADINGS = ("NAME", "MODELS", "MEMORY", "DEVICE", "LICENCE", "RUN")
 _LEGEND = """
 MEMORY is the predicted peak with 4,096 tokens of context, and DEVICE has enough for that besides its system; where a
 smaller one has enough for less, that is named behind it. RUN says what has been exported and run, and from which files.
-* The hub asks everybody to accept the licence first. To export one of them:
+* The hub asks everybody to accept the licence first.
+
+To export one of these pairs:
 
   edge-spec export --recipe NAME --output DIR"""
 

@@ -108,6 +108,8 @@ def _grammar(arguments: argparse.Namespace) -> Grammar | None:
 
     if arguments.json_schema is not None:
         text = arguments.json_schema
+        if not text:
+            raise RequestError("--json-schema is empty, expected a JSON schema or the path of one; {} allows any JSON.")
         return Grammar.json_schema(text if text.lstrip().startswith("{") else _read(Path(text), "--json-schema"))
     if arguments.regex is not None:
         return Grammar.regex(arguments.regex)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.cli.command import add_command, add_machine_options, given, named_path
+from edge_spec.cli.command import add_command, add_machine_options, given, model_name, named_path
 from edge_spec.cli.measuring import measuring
 from edge_spec.errors import MissingDependencyError, RequestError
 
@@ -38,8 +38,12 @@ def add(commands: Any) -> None:
         "bundle", type=named_path, nargs="?", metavar="BUNDLE", help="folder written by 'edge-spec export'"
     )
     models = parser.add_argument_group("instead of a bundle")
-    models.add_argument("--target", metavar="MODEL", help="the model whose text is wanted, as for 'edge-spec export'")
-    models.add_argument("--draft", metavar="MODEL", help="a much smaller model with the same tokenizer")
+    models.add_argument(
+        "--target", type=model_name, metavar="MODEL", help="the model whose text is wanted, as for 'edge-spec export'"
+    )
+    models.add_argument(
+        "--draft", type=model_name, metavar="MODEL", help="a much smaller model with the same tokenizer"
+    )
     models.add_argument("--recipe", metavar="RECIPE", help="how the target is stored (w8a8)")
     models.add_argument("--draft-recipe", metavar="RECIPE", help="how the draft is stored (int4-128)")
     models.add_argument("--offline", action="store_true", help="take what is on the hub from its local cache only")
@@ -75,7 +79,9 @@ def add(commands: Any) -> None:
     )
 
     serving = parser.add_argument_group("serving")
-    serving.add_argument("--name", metavar="MODEL", help="what clients call the model (the name of the bundle)")
+    serving.add_argument(
+        "--name", type=model_name, metavar="MODEL", help="what clients call the model (the name of the bundle)"
+    )
     serving.add_argument(
         "--parallel", type=int, default=4, metavar="N", help="requests that share the engine at once (4)"
     )
@@ -122,7 +128,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     with opened:
         bundle = arguments.bundle if arguments.target is None else _exported(arguments)
         options = given(arguments, "device", "threads", "context", "memory_budget", "kv", "drafter", "exactness")
-        options["conversations"] = arguments.conversations or arguments.parallel
+        options["conversations"] = arguments.parallel if arguments.conversations is None else arguments.conversations
         with measuring() as progress:
             engine = edge_spec.load(bundle, **options, progress=progress)
         log_as_json()

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.cli.command import add_command, given
+from edge_spec.cli.command import add_command, given, model_name
 
 if TYPE_CHECKING:
     from edge_spec.manifest import Manifest
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         "edge-spec simulate coder.pair --on all --kernels rows",
         "edge-spec simulate qwen3-4b --on thor --json | jq '.[0].tasks'",
     )
-    parser.add_argument("pair", metavar="PAIR", help="a bundle, or the name or file of a pair recipe")
+    parser.add_argument("pair", type=model_name, metavar="PAIR", help="a bundle, or the name or file of a pair recipe")
     parser.add_argument(
         "--on",
         action="append",

@@ -11,6 +11,7 @@ from edge_spec.bundle import open_bundle
 from edge_spec.demo.pair import cached_pair
 from edge_spec.demo.race import Lane, Outcome, race
 from edge_spec.demo.view import open_view, print_legend, print_summary
+from edge_spec.errors import RequestError
 from edge_spec.manifest import CHAT_TEMPLATE
 from edge_spec.progress_bars import ProgressBars
 from edge_spec.runtime.engine import Engine
@@ -51,8 +52,12 @@ def run_demo(
         console: where to show it; by default stdout.
 
     Raises:
-        EdgeSpecError: the model cannot be found, exported or loaded.
+        EdgeSpecError: the model cannot be found, exported or loaded, or there is nothing to ask or to answer.
     """
+    if max_new_tokens < 1:
+        raise RequestError(f"max_new_tokens is {max_new_tokens}, expected at least 1.")
+    if not all(prompt):
+        raise RequestError("a prompt is empty; ask something (--prompt).")
     console = console or Console(highlight=False)
     path = cached_pair(model, cache, console)
     # Two engines, so that neither answer waits for the turns of the other.

@@ -95,7 +95,8 @@ def distill(
         limit_bytes: most that the texts may take on disk.
         batch: texts that the target writes at a time.
         output: folder for the bundle with the draft; ``None`` adds it to the bundle in place.
-        overwrite: replace another bundle that is already at ``output``.
+        overwrite: replace another bundle that is already at ``output``, or the draft that another run has put into
+            the bundle.
         threads: CPU threads; ``None`` for all.
         measured: whether to measure the draft at the end.
         progress: told how far each stage is.
@@ -110,7 +111,7 @@ def distill(
     source, asked = _sources(None if prompts is None else Path(prompts), settings.seed)
     place = None if output is None else Path(output)
     wanted = WantedTexts(work / TEXTS, tokens, limit_bytes, len(source), prompts is None)
-    check_run(path, manifest, checkpoint, work, place, overwrite, settings, threads, wanted)
+    check_run(path, manifest, checkpoint, work, place, overwrite, settings, threads, batch, wanted)
     with work_folder(work):
         written = write_texts(
             path,

@@ -9,9 +9,10 @@ from pathlib import Path
 from edge_spec.bundle import open_bundle, require_replaceable
 from edge_spec.distill.chat_frame import chat_frame
 from edge_spec.distill.head_student import head_to_begin_with
-from edge_spec.distill.tap_files import TapFiles
+from edge_spec.distill.prompt_source import ANSWERED_BEFORE
+from edge_spec.distill.tap_files import HEADER, TapFiles
 from edge_spec.distill.tiny_student import tiny_to_begin_with
-from edge_spec.distill.train_settings import TrainSettings
+from edge_spec.distill.train_settings import Kind, TrainSettings
 from edge_spec.distill.trainer import require_device
 from edge_spec.distill.training_state import STATE, TrainingState
 from edge_spec.distill.write_texts import TEXTS_PER_FILE, default_taps
@@ -25,6 +26,8 @@ from edge_spec.runtime.tokenizer import TextTokenizer
 # Sizes in which a checkpoint and the model that was made from it agree, however the checkpoint is stored.
 _SIZES = ("layers", "hidden_size", "heads", "kv_heads", "head_size")
 _MOST_THREADS = 256
+# That a text takes: some ten tokens with what is likely after them.
+_FEWEST_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,14 @@ class WantedTexts:
     prompts: int
     shipped: bool
 
+    def require_room(self) -> None:
+        """Raise RequestError for a disk limit that not even the first texts can be below."""
+        begun = (self.folder / HEADER).exists()  # what is there is learnt from, if no more may come
+        if not begun and self.limit_bytes < TEXTS_PER_FILE * _FEWEST_BYTES:
+            raise RequestError(
+                f"The disk limit of {self.limit_bytes:,} bytes leaves no room for the first texts; allow more (--disk)."
+            )
+
 
 def check_run(
     bundle: Path,
@@ -55,6 +66,7 @@ def check_run(
     overwrite: bool,
     settings: TrainSettings,
     threads: int | None,
+    batch: int,
     texts: WantedTexts,
 ) -> None:
     """Raise EdgeSpecError for what would end the run later.
@@ -65,14 +77,19 @@ def check_run(
         checkpoint: the target's.
         work: working folder.
         output: folder of the bundle with the draft; ``None`` for the bundle's own.
-        overwrite: replace another bundle that is there.
+        overwrite: replace another bundle that is there, or the draft of another run in the bundle.
         settings: of the training.
         threads: of the CPU.
+        batch: texts that the target writes at a time.
         texts: what is to be written.
     """
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise EdgeSpecError(f"threads is {threads}, expected 1 to {_MOST_THREADS}; one per physical core is best.")
     require_device(settings.device)
+    if not 1 <= batch <= ANSWERED_BEFORE:
+        raise EdgeSpecError(f"batch is {batch}, expected 1 to {ANSWERED_BEFORE} texts at a time.")
+    texts.require_room()
+    _require_own_draft(bundle, manifest, work / settings.kind, settings.kind, overwrite or output is not None)
     if texts.shipped:
         _require_chats(bundle)
     for folder in (bundle, *([] if output is None else [output])):
@@ -101,6 +118,19 @@ def check_run(
     TrainingState.check(work / settings.kind, {**settings.fixed(), "target": opened.sha256()})
     if (work / settings.kind / STATE).exists():
         _require_no_more(texts, work / settings.kind)
+
+
+def _require_own_draft(bundle: Path, manifest: Manifest, draft: Path, kind: Kind, replaced: bool) -> None:
+    """Raise EdgeSpecError if the bundle has a draft of this kind that another run has made, and may not lose it."""
+    head = None if manifest.head is None else manifest.head.model
+    there = head if kind == "head" else next(iter(manifest.drafts.values()), None)
+    if there is None or replaced or os.path.realpath(there.source) == os.path.realpath(draft):
+        return
+    called = "head" if kind == "head" else "draft model"
+    raise EdgeSpecError(
+        f"{bundle} has a {called} already, from {there.source}, whose place the new one would take; write the new "
+        "bundle to another place (--output), or give that one up (--overwrite)."
+    )
 
 
 def _require_chats(bundle: Path) -> None:

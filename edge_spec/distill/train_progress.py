@@ -60,7 +60,10 @@ def forget_after(folder: Path, step: int) -> None:
     log = folder / LOG
     if log.exists():
         lines = log.read_text("utf-8", "replace").splitlines(keepends=True)
-        log.write_text("".join(line for line in lines if line.endswith("\n") and _is_until(line, step)), "utf-8")
+        kept = "".join(line for line in lines if line.endswith("\n") and _is_until(line, step))
+        new = folder / f".{LOG}.new"
+        new.write_text(kept, "utf-8")
+        new.replace(log)
 
 
 def _is_until(line: str, step: int) -> bool:

@@ -93,6 +93,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Raise EdgeSpecError for a value out of its range."""
+        self._check_types()
         if self.minutes is None and self.epochs is None:
             raise EdgeSpecError("Training needs an end: give minutes, epochs, or both.")
         if self.kind not in _OWN:
@@ -119,8 +120,9 @@ class TrainSettings:
         if self.text_tokens < 3:
             raise EdgeSpecError(f"text_tokens is {self.text_tokens}; expected 3 or more.")
         for name in ("warmup_steps", "weight_decay", "save_minutes", "seed"):
-            if not getattr(self, name) >= 0:
-                raise EdgeSpecError(f"{name} is {getattr(self, name)}; expected 0 or more.")
+            value = getattr(self, name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise EdgeSpecError(f"{name} is {value}; expected a finite number, 0 or more.")
         if not 0 < self.held_out_share < 1:
             raise EdgeSpecError(f"held_out_share is {self.held_out_share}; expected more than 0 and less than 1.")
         if not 0 <= self.first_step_share <= 1:
@@ -131,6 +133,21 @@ class TrainSettings:
             raise EdgeSpecError(f"precision is {self.precision!r}; expected 'float32' or 'bfloat16'.")
         if self.start not in ("target", "random"):
             raise EdgeSpecError(f"start is {self.start!r}; expected 'target' or 'random'.")
+
+    def _check_types(self) -> None:
+        """Raise EdgeSpecError for a value that is no number, text or path where one is expected."""
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), str(field.type)
+            if value is None and "None" in kind:
+                continue
+            if kind.startswith("int"):
+                fits, what = type(value) is int, "a whole number"
+            elif kind.startswith("float"):
+                fits, what = type(value) in (int, float), "a number"
+            else:
+                fits, what = isinstance(value, str | os.PathLike), "text"
+            if not fits:
+                raise EdgeSpecError(f"{field.name} is {value!r}; expected {what}.")
 
     @property
     def reads_taps(self) -> bool:

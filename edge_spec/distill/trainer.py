@@ -27,7 +27,7 @@ from edge_spec.distill.tiny_student import begin_tiny
 from edge_spec.distill.train_progress import TrainProgress, forget_after
 from edge_spec.distill.train_settings import TrainSettings
 from edge_spec.distill.training_state import TrainingState
-from edge_spec.distill.work_folder import written_whole
+from edge_spec.distill.work_folder import disk_errors_told
 from edge_spec.errors import EdgeSpecError
 from edge_spec.export.checkpoint import open_checkpoint
 
@@ -189,7 +189,7 @@ class _Run:
             "target": checkpoint.sha256(),
         }
         self._state = TrainingState.load(folder, self._made_of, self._student.network, self._optimizer)
-        with written_whole(folder):
+        with disk_errors_told(folder):
             forget_after(folder, self._state.step)
         self._batches, self._rate = self._plan(self._state.epoch), 0.0
         often = max(len(self._plan(0)) // _MEASURED_IN_EPOCH, _LEAST_STEPS)
@@ -283,7 +283,7 @@ class _Run:
         measured = measure_acceptance(self._student, map(self._read, batches))
         state = self._state
         if measured.accepted_length > state.best_length:
-            with written_whole(self._folder, SafetensorError):
+            with disk_errors_told(self._folder, SafetensorError):
                 self._student.write(self._folder)
         # What is learnt of the first step alone is to be built on, whether or not it shows.
         better = measured.accepted_length > state.best_length + _BETTER
@@ -306,14 +306,14 @@ class _Run:
             seconds_left=now * (1 / done - 1) if done and not state.finished else 0.0,
             acceptance=measured,
         )
-        with written_whole(self._folder):
+        with disk_errors_told(self._folder):
             report.append_to(self._folder)
         self._progress(report)
         self._reported, self._tokens_reported, self._losses = self._now(), state.tokens, []
 
     def _save(self) -> None:
         self._state.seconds = self._now()
-        with written_whole(self._folder, RuntimeError):  # torch's writer of archives raises that
+        with disk_errors_told(self._folder, RuntimeError):  # torch's writer of archives raises that
             self._state.save(self._folder, self._made_of, self._student.network, self._optimizer)
         self._saved = self._now()
 

@@ -54,7 +54,11 @@ class Verdict:
         if self.pays:
             return f"The draft pays: {times}."
         if self.pays is None:
-            return f"Whether the draft pays cannot be told from so few answers: {times}. Measure more prompts."
+            count = self.figures[WITH].answers
+            return (
+                f"Whether the draft pays cannot be told from {count} answers: {times}. 'edge-spec bench' measures more "
+                "prompts."
+            )
         return (
             f"The draft does not pay on these prompts: {times}. It costs nothing but its memory, since it is only used "
             "where it is expected to help; train it longer or on more text of your own, or leave it out."

@@ -41,15 +41,17 @@ def work_folder(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def written_whole(folder: Path, *others: type[Exception]) -> Iterator[None]:
+def disk_errors_told(folder: Path, *others: type[Exception]) -> Iterator[None]:
     """Around what writes into a working folder: whatever the disk says becomes an error of ours.
+
+    What is being written beside its place (``.NAME.new``) is removed.
 
     Args:
         folder: that is written into.
         others: what else the libraries that write raise for it.
 
     Raises:
-        EdgeSpecError: it could not be written; what was there before is there still.
+        EdgeSpecError: it could not be written.
     """
     failures: tuple[type[Exception], ...] = (OSError, *others)
     try:

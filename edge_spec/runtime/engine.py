@@ -426,7 +426,8 @@ class Engine(Askable):
 
 def _open_ngrams(path: str | os.PathLike[str] | None, manifest: Manifest) -> NgramTable:
     """The saved table, if there is one; a table is of use with one tokenizer only."""
-    if path is not None and not isinstance(path, str | os.PathLike):
+    given: object = path
+    if given is not None and not (isinstance(given, str | os.PathLike) and os.fspath(given)):
         raise RequestError(f"ngram_table is {path!r}, expected a path.")
     tokenizer = manifest.files[TOKENIZER].sha256
     if path is not None and Path(path).exists():

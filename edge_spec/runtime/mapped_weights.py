@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,8 @@ _MAPS = Path("/proc/self/maps")
 # From Linux's <asm-generic/mman-common.h>: the next read will be somewhere else.
 _MADV_RANDOM = 1
 _PAGE = 4096
+# Pages that were asked for so long ago may have been dropped since.
+_ASKED_SECONDS = 2.0
 
 
 class SparseRows:
@@ -42,7 +45,7 @@ class SparseRows:
                     self._tables.append(_Table(folder / place.location, place.offset, row, place.length))
 
     def expect(self, token_ids: Sequence[int]) -> None:
-        """Ask the system for the rows of tokens, as far as they were not asked for before; return at once."""
+        """Ask the system for the rows of tokens, as far as they were not asked for just before; return at once."""
         for table in self._tables:
             table.expect(token_ids)
 
@@ -51,12 +54,20 @@ class _Table:
     """One tensor with a row for each token."""
 
     def __init__(self, file: Path, offset: int, row_bytes: int, length: int) -> None:
+        """Open the file; the tensor has ``length`` bytes from ``offset`` on."""
         self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
         self._offset, self._row_bytes, self._length = offset, row_bytes, length
-        self._asked = bytearray(length // _PAGE + 2)  # by page, from that where the tensor begins
+        self._forget()
+
+    def _forget(self) -> None:
+        self._asked = bytearray(self._length // _PAGE + 2)  # by page, from that where the tensor begins
+        self._asked_since = time.monotonic()
 
     def expect(self, token_ids: Iterable[int]) -> None:
+        """Ask for the rows of tokens."""
+        if time.monotonic() - self._asked_since > _ASKED_SECONDS:
+            self._forget()
         begin = self._offset // _PAGE
         for token in token_ids:
             first = self._offset + token * self._row_bytes

@@ -22,6 +22,7 @@ EXIT_INTERRUPTED = 130
 # What connections get to send their last words once their requests have been cancelled.
 _LAST_WORDS_SECONDS = 5.0
 _BACKLOG = 256
+_LAST_PORT = 65535
 
 
 class Server(uvicorn.Server):
@@ -74,6 +75,8 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         RequestError: it cannot be opened.
     """
+    if not 0 <= port <= _LAST_PORT:
+        raise RequestError(f"--port is {port}, expected 0 to {_LAST_PORT}; 0 takes any.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)

@@ -179,7 +179,9 @@ class NgramTable:
         try:
             table._fill(*_parse(data, tokenizer, vocab_size))
         except ValueError as error:
-            raise BundleError(f"the n-gram table {path} {error}; delete it, and another one will be learned") from None
+            raise BundleError(
+                f"the n-gram table {path} {error}; delete it or name another file, and a new table will be learned"
+            ) from None
         return table
 
     def _count(self, key: int, token: int) -> None:
