@@ -16,6 +16,7 @@ from edge_spec.manifest import CHAT_TEMPLATE
 from edge_spec.progress_bars import ProgressBars
 from edge_spec.runtime.engine import Engine
 from edge_spec.runtime.load import load
+from edge_spec.runtime.request import checked_count
 from edge_spec.runtime.text_stream import TextStream
 from edge_spec.runtime.tokenizer import TextTokenizer
 
@@ -54,8 +55,7 @@ def run_demo(
     Raises:
         EdgeSpecError: the model cannot be found, exported or loaded, or there is nothing to ask or to answer.
     """
-    if max_new_tokens < 1:
-        raise RequestError(f"max_new_tokens is {max_new_tokens}, expected at least 1.")
+    checked_count("max_new_tokens", max_new_tokens, 1)
     if not all(prompt):
         raise RequestError("a prompt is empty; ask something (--prompt).")
     console = console or Console(highlight=False)

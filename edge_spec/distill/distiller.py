@@ -126,9 +126,7 @@ def distill(
             progress=progress,
         )
         if written.full and len(written.files) < 2:
-            raise RequestError(
-                f"The disk limit of {limit_bytes:,} bytes leaves no room for the first texts; allow more (--disk)."
-            )
+            raise wanted.no_room()
         draft = work / settings.kind
         training = train(written.files, checkpoint, draft, settings, told, threads)
         if settings.kind == "head":

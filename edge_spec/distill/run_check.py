@@ -9,13 +9,12 @@ from pathlib import Path
 from edge_spec.bundle import open_bundle, require_replaceable
 from edge_spec.distill.chat_frame import chat_frame
 from edge_spec.distill.head_student import head_to_begin_with
-from edge_spec.distill.prompt_source import ANSWERED_BEFORE
 from edge_spec.distill.tap_files import HEADER, TapFiles
 from edge_spec.distill.tiny_student import tiny_to_begin_with
 from edge_spec.distill.train_settings import Kind, TrainSettings
 from edge_spec.distill.trainer import require_device
 from edge_spec.distill.training_state import STATE, TrainingState
-from edge_spec.distill.write_texts import TEXTS_PER_FILE, default_taps
+from edge_spec.distill.write_texts import TEXTS_PER_FILE, check_batch, default_taps
 from edge_spec.errors import CheckpointError, EdgeSpecError, RequestError
 from edge_spec.export.checkpoint import open_checkpoint
 from edge_spec.export.heads.target_checkpoint import checkpoint_of
@@ -52,9 +51,13 @@ class WantedTexts:
         """Raise RequestError for a disk limit that not even the first texts can be below."""
         begun = (self.folder / HEADER).exists()  # what is there is learnt from, if no more may come
         if not begun and self.limit_bytes < TEXTS_PER_FILE * _FEWEST_BYTES:
-            raise RequestError(
-                f"The disk limit of {self.limit_bytes:,} bytes leaves no room for the first texts; allow more (--disk)."
-            )
+            raise self.no_room()
+
+    def no_room(self) -> RequestError:
+        """The error of a disk limit that the first texts do not fit below."""
+        return RequestError(
+            f"The disk limit of {self.limit_bytes:,} bytes leaves no room for the first texts; allow more (--disk)."
+        )
 
 
 def check_run(
@@ -86,8 +89,7 @@ def check_run(
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise EdgeSpecError(f"threads is {threads}, expected 1 to {_MOST_THREADS}; one per physical core is best.")
     require_device(settings.device)
-    if not 1 <= batch <= ANSWERED_BEFORE:
-        raise EdgeSpecError(f"batch is {batch}, expected 1 to {ANSWERED_BEFORE} texts at a time.")
+    check_batch(batch)
     texts.require_room()
     _require_own_draft(bundle, manifest, work / settings.kind, settings.kind, overwrite or output is not None)
     if texts.shipped:

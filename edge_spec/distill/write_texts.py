@@ -50,6 +50,12 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, min(tap, layers)) for tap in eagle3_taps(layers)}))
 
 
+def check_batch(batch: int) -> None:
+    """Raise RequestError for a number of texts that cannot be written at a time."""
+    if not 1 <= batch <= ANSWERED_BEFORE:
+        raise RequestError(f"batch is {batch}, expected 1 to {ANSWERED_BEFORE} texts at a time.")
+
+
 def target_digest(manifest: Manifest) -> str:
     """What a folder of texts knows its target by. A bundle keeps it when a draft is added."""
     files = {
@@ -100,8 +106,7 @@ def write_texts(
     for name, value in (("tokens", tokens), ("texts", texts), ("limit_bytes", limit_bytes)):
         if value is not None and value < 1:
             raise RequestError(f"{name} is {value}, expected at least 1.")
-    if not 1 <= batch <= ANSWERED_BEFORE:
-        raise RequestError(f"batch is {batch}, expected 1 to {ANSWERED_BEFORE}.")
+    check_batch(batch)
     if max_new_tokens < 1 or max_prompt_tokens < 1:
         raise RequestError("max_new_tokens and max_prompt_tokens must be at least 1.")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
